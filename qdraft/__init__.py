@@ -1,0 +1,79 @@
+"""qdraft: exact speculative decoding for GGUF models.
+
+A low-bit draft proposes tokens, the higher-precision target of the same model verifies
+them, and the text has exactly the target's distribution::
+
+    import qdraft
+
+    with qdraft.open_pair("smollm2") as pair:
+        for chunk in pair.generate("Why is the sky blue?"):
+            print(chunk.text, end="", flush=True)
+
+Importing this package does not load the native library; opening a pair does.
+"""
+
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+from qdraft.check import Check
+from qdraft.errors import (
+    ContextError,
+    EngineError,
+    LogitsError,
+    ModelFileError,
+    PairError,
+    QDraftError,
+    RollbackError,
+    UsageError,
+)
+from qdraft.metrics import Summary
+from qdraft.types import (
+    Chunk,
+    DecodeParams,
+    Distribution,
+    Draft,
+    EngineParams,
+    FinishReason,
+    Origin,
+    Round,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from qdraft.pair import Generation, ModelInfo, Pair, open_pair
+
+__version__ = _version("qdraft")
+
+__all__ = [
+    "Check",
+    "Chunk",
+    "ContextError",
+    "DecodeParams",
+    "Distribution",
+    "Draft",
+    "EngineError",
+    "EngineParams",
+    "FinishReason",
+    "Generation",
+    "LogitsError",
+    "ModelFileError",
+    "ModelInfo",
+    "Origin",
+    "Pair",
+    "PairError",
+    "QDraftError",
+    "RollbackError",
+    "Round",
+    "SamplingParams",
+    "Summary",
+    "UsageError",
+    "open_pair",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Generation", "ModelInfo", "Pair", "open_pair"):
+        from qdraft import pair
+
+        return getattr(pair, name)
+    raise AttributeError(f"module 'qdraft' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The command line: one file for each command, the only modules that import typer."""

@@ -1,0 +1,81 @@
+"""The `qdraft` command: its subcommands, and the one place where errors become lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from qdraft import __version__
+from qdraft.cli.run import INTERRUPTED, run
+from qdraft.errors import QDraftError
+from qdraft.render.console import LogToTalk, show_line
+
+app = typer.Typer(
+    name="qdraft",
+    help="Exact speculative decoding for GGUF models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from qdraft.engine.library import library_version
+
+        print(f"qdraft {__version__}, llama-cpp-python {library_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+    ] = False,
+) -> None:
+    """Exact speculative decoding for GGUF models: a low-bit draft proposes, the target decides."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with the documented codes."""
+    log = logging.getLogger("qdraft")
+    log.addHandler(handler := LogToTalk())
+    log.propagate = False
+    try:
+        status = app(args, standalone_mode=False)
+        sys.stdout.flush()
+    except QDraftError as error:
+        status = _fail(error, error.hint, error.exit_code)
+    except typer.TyperException as error:
+        status = _fail(error.format_message(), "qdraft run --help lists the options", error.exit_code)
+    except MemoryError:
+        status = _fail("out of memory", "a smaller context (-c) takes less", 1)
+    except BrokenPipeError:
+        # The reader of stdout has gone (qdraft run ... | head): nothing to say, and nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    finally:
+        log.removeHandler(handler)
+    if status == INTERRUPTED:
+        show_line("warning", "interrupted")
+    sys.exit(status)
+
+
+def _fail(message: object, hint: str | None, status: int) -> int:
+    show_line("error", str(message))
+    if hint:
+        show_line("hint", hint)
+    return status
+
+
+if __name__ == "__main__":
+    main()

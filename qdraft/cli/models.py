@@ -1,0 +1,55 @@
+"""From the options that name models to an open pair, with progress on stderr."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdraft import registry
+from qdraft.engine.library import default_threads
+from qdraft.errors import UsageError
+from qdraft.pair import Pair
+from qdraft.render.progress import Bars
+from qdraft.source import materialize
+from qdraft.types import EngineParams
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Which models: two files, or the name of a pair, with or without its draft."""
+
+    target: Path | None
+    draft: Path | None
+    pair: str | None
+    models_file: Path | None
+    no_draft: bool
+
+    def __post_init__(self) -> None:
+        if self.draft and not self.target:
+            raise UsageError("a draft (-d) needs a target beside it (-m)")
+        if self.target and self.pair:
+            raise UsageError("give either -m or --pair, not both")
+        if self.draft and self.no_draft:
+            raise UsageError("give either -d or --no-draft, not both")
+
+
+def open_models(
+    models: Models, engine: EngineParams, draft_engine: EngineParams, *, quiet: bool
+) -> Pair:
+    """Build what is not built yet, load, and prove that the two belong together."""
+    with Bars(quiet=quiet) as bars:
+        target, draft = models.target, models.draft
+        if target is None:
+            entry = registry.load(models.models_file).find(models.pair)
+            threads = engine.n_threads or default_threads()
+            target, draft = materialize(
+                entry, threads=threads, progress=bars.building, report=bars.built
+            )
+        if models.no_draft:
+            draft = None
+        elif draft is None:
+            log.warning("no draft is given (-d): the target runs alone")
+        return Pair(target, draft, engine, draft_params=draft_engine, progress=bars.loading)

@@ -1,0 +1,208 @@
+"""Options that commands share, under llama.cpp's names, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qdraft.errors import UsageError
+from qdraft.types import ALL_LAYERS, EngineParams
+
+_MODELS, _TEXT, _SAMPLING = "Models", "Prompt and text", "Sampling"
+_DRAFTING, _MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
+
+
+def _option(panel: str, *names: str, help: str) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel)
+    return info
+
+
+Target = Annotated[Path | None, _option(_MODELS, "-m", "--model", help="Target GGUF file.")]
+DraftFile = Annotated[
+    Path | None, _option(_MODELS, "-d", "-md", "--model-draft", help="Draft GGUF file.")
+]
+PairName = Annotated[
+    str | None, _option(_MODELS, "--pair", help="A pair of models.yaml. [default: its default]")
+]
+ModelsFile = Annotated[
+    Path | None, _option(_MODELS, "--models-file", help="Your models.yaml, added to the shipped one.")
+]
+NoDraft = Annotated[bool, _option(_MODELS, "--no-draft", help="Run the target alone.")]
+
+Prompt = Annotated[str | None, _option(_TEXT, "-p", "--prompt", help="The prompt, - for stdin.")]
+PromptFile = Annotated[
+    str | None, _option(_TEXT, "-f", "--file", help="A file with the prompt, - for stdin.")
+]
+System = Annotated[str | None, _option(_TEXT, "-sys", "--system", help="System text of the chat.")]
+Raw = Annotated[bool, _option(_TEXT, "--raw", help="No chat template: continue the prompt.")]
+NPredict = Annotated[
+    int, _option(_TEXT, "-n", "--n-predict", help="Most tokens to generate; -1 is no limit.")
+]
+Stop = Annotated[
+    list[str] | None, _option(_TEXT, "--stop", help="End the text before this string (repeatable).")
+]
+
+Temperature = Annotated[
+    float, _option(_SAMPLING, "--temp", "--temperature", help="0 is greedy.")
+]
+TopK = Annotated[int, _option(_SAMPLING, "--top-k", help="Keep the k likeliest; 0 is off.")]
+TopP = Annotated[float, _option(_SAMPLING, "--top-p", help="Nucleus; 1 is off.")]
+MinP = Annotated[float, _option(_SAMPLING, "--min-p", help="Share of the likeliest; 0 is off.")]
+TypicalP = Annotated[float, _option(_SAMPLING, "--typical-p", "--typical", help="1 is off.")]
+RepeatPenalty = Annotated[float, _option(_SAMPLING, "--repeat-penalty", help="1 is off.")]
+RepeatLastN = Annotated[
+    int, _option(_SAMPLING, "--repeat-last-n", help="Window of the penalties; -1 is the whole text.")
+]
+PresencePenalty = Annotated[float, _option(_SAMPLING, "--presence-penalty", help="0 is off.")]
+FrequencyPenalty = Annotated[float, _option(_SAMPLING, "--frequency-penalty", help="0 is off.")]
+LogitBias = Annotated[
+    list[str] | None,
+    _option(
+        _SAMPLING, "-l", "--logit-bias", help="TOKEN_ID+BIAS or TOKEN_ID-BIAS (-inf bans; repeatable)."
+    ),
+]
+Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", help="-1 draws one and prints it.")]
+
+NDraft = Annotated[int, _option(_DRAFTING, "--n-draft", help="Most tokens drafted in a round.")]
+PMin = Annotated[
+    float, _option(_DRAFTING, "--p-min", help="Stop drafting below this top probability.")
+]
+
+CtxSize = Annotated[
+    int | None,
+    _option(
+        _MACHINE, "-c", "--ctx-size",
+        help="Context in tokens; 0 is the model's own. [default: 4096, or the model's if less]",
+    ),
+]  # fmt: skip
+CtxSizeDraft = Annotated[
+    int | None, _option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's. [default: as -c]")
+]
+GpuLayers = Annotated[
+    str, _option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto.")
+]
+GpuLayersDraft = Annotated[
+    str, _option(_MACHINE, "-ngld", "--gpu-layers-draft", help="The same for the draft.")
+]
+MainGpu = Annotated[int, _option(_MACHINE, "-mg", "--main-gpu", help="The main GPU.")]
+TensorSplit = Annotated[
+    str | None, _option(_MACHINE, "-ts", "--tensor-split", help="Shares of the GPUs, as 3,1.")
+]
+Threads = Annotated[
+    int, _option(_MACHINE, "-t", "--threads", help="0 is the physical cores allowed here.")
+]
+ThreadsBatch = Annotated[
+    int, _option(_MACHINE, "-tb", "--threads-batch", help="Threads for prompts; 0 is as -t.")
+]
+CacheTypeK = Annotated[str, _option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")]
+CacheTypeV = Annotated[str, _option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")]
+FlashAttn = Annotated[str, _option(_MACHINE, "-fa", "--flash-attn", help="auto, on or off.")]
+BatchSize = Annotated[int, _option(_MACHINE, "-b", "--batch-size", help="Logical batch.")]
+UbatchSize = Annotated[
+    int | None,
+    _option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch. [default: 512, or -b if less]"),
+]
+
+Json = Annotated[bool, _option(_OUTPUT, "--json", help="One JSON object on stdout.")]
+Quiet = Annotated[bool, _option(_OUTPUT, "--quiet", help="Only the text, and errors.")]
+Verbose = Annotated[bool, _option(_OUTPUT, "--verbose", help="llama.cpp's own log on stderr.")]
+Color = Annotated[
+    bool,
+    _option(_OUTPUT, "--color", help="Show draft, bonus, residual and plain target tokens apart."),
+]
+CheckOption = Annotated[
+    bool, _option(_OUTPUT, "--check", help="Compare with the target alone afterwards.")
+]
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The prompt from -p, -f or standard input (``-``, or a pipe when neither is given)."""
+    if prompt is not None and file is not None:
+        raise UsageError("give either -p or -f, not both")
+    if "-" in (prompt, file) or (prompt is None and file is None and not sys.stdin.isatty()):
+        return sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\n")
+    if prompt is not None:
+        return prompt
+    if file is None:
+        raise UsageError("no prompt", hint='give one with -p "...", -f FILE or on stdin')
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text") from error
+
+
+def engine_params(
+    ctx_size: int | None,
+    ctx_size_draft: int | None,
+    gpu_layers: str,
+    gpu_layers_draft: str,
+    main_gpu: int,
+    tensor_split: str | None,
+    threads: int,
+    threads_batch: int,
+    cache_type_k: str,
+    cache_type_v: str,
+    flash_attn: str,
+    batch_size: int,
+    ubatch_size: int | None,
+) -> tuple[EngineParams, EngineParams]:
+    """How target and draft are loaded."""
+    target = EngineParams(
+        n_ctx=ctx_size,
+        n_batch=batch_size,
+        n_ubatch=min(512, batch_size) if ubatch_size is None else ubatch_size,
+        n_threads=threads,
+        n_threads_batch=threads_batch,
+        n_gpu_layers=parse_gpu_layers(gpu_layers, "--gpu-layers"),
+        main_gpu=main_gpu,
+        tensor_split=parse_tensor_split(tensor_split),
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        flash_attn=flash_attn,
+    )
+    draft = replace(
+        target,
+        n_ctx=ctx_size if ctx_size_draft is None else ctx_size_draft,
+        n_gpu_layers=parse_gpu_layers(gpu_layers_draft, "--gpu-layers-draft"),
+    )
+    return target, draft
+
+
+def parse_gpu_layers(text: str, option: str) -> int | None:
+    """None for auto, -1 for all, else the number."""
+    if text in ("auto", "all"):
+        return None if text == "auto" else ALL_LAYERS
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{option} is {text}, but must be a number, all or auto")
+    return int(text)
+
+
+def parse_tensor_split(text: str | None) -> tuple[float, ...]:
+    try:
+        parts = tuple(float(part) for part in re.split(r"[,/]", text)) if text else ()
+    except ValueError:
+        parts = (-1.0,)
+    if any(not 0 <= part < float("inf") for part in parts):
+        raise UsageError(f"--tensor-split is {text}, but must be numbers such as 3,1")
+    return parts
+
+
+def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
+    """llama.cpp's TOKEN_ID(+/-)BIAS, such as 15043+1 or 15043-inf."""
+    biases = {}
+    for item in items or []:
+        found = re.fullmatch(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", item)
+        if not found:
+            raise UsageError(
+                f"--logit-bias is {item}, but must be a token id and a signed number",
+                hint="for example 15043+1, 15043-0.5 or 15043-inf",
+            )
+        biases[int(found[1])] = float(found[2])
+    return biases

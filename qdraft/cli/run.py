@@ -1,0 +1,141 @@
+"""`qdraft run`: one prompt, one text, one summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+import typer
+
+from qdraft.cli import options as opt
+from qdraft.cli.models import Models, open_models
+from qdraft.errors import UsageError
+from qdraft.pair import Generation, Pair
+from qdraft.types import DecodeParams, SamplingParams
+
+INTERRUPTED = 130
+
+
+def run(
+    target: opt.Target = None,
+    draft: opt.DraftFile = None,
+    pair: opt.PairName = None,
+    models_file: opt.ModelsFile = None,
+    no_draft: opt.NoDraft = False,
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    system: opt.System = None,
+    raw: opt.Raw = False,
+    n_predict: opt.NPredict = -1,
+    stop: opt.Stop = None,
+    temperature: opt.Temperature = 0.8,
+    top_k: opt.TopK = 40,
+    top_p: opt.TopP = 0.95,
+    min_p: opt.MinP = 0.05,
+    typical_p: opt.TypicalP = 1.0,
+    repeat_penalty: opt.RepeatPenalty = 1.0,
+    repeat_last_n: opt.RepeatLastN = 64,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    logit_bias: opt.LogitBias = None,
+    seed: opt.Seed = -1,
+    n_draft: opt.NDraft = 4,
+    p_min: opt.PMin = 0.0,
+    ctx_size: opt.CtxSize = None,
+    ctx_size_draft: opt.CtxSizeDraft = None,
+    gpu_layers: opt.GpuLayers = "auto",
+    gpu_layers_draft: opt.GpuLayersDraft = "auto",
+    main_gpu: opt.MainGpu = 0,
+    tensor_split: opt.TensorSplit = None,
+    threads: opt.Threads = 0,
+    threads_batch: opt.ThreadsBatch = 0,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    flash_attn: opt.FlashAttn = "auto",
+    batch_size: opt.BatchSize = 2048,
+    ubatch_size: opt.UbatchSize = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+    color: opt.Color = False,
+    check: opt.CheckOption = False,
+) -> None:
+    """Generate text: the draft proposes, the target verifies, the text is exactly the target's.
+
+    Text goes to stdout as it is made, everything else to stderr. Without a model the
+    default pair of models.yaml runs, built into your cache on first use.
+    """
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=opt.parse_logit_bias(logit_bias),
+    )
+    params = DecodeParams(
+        n_predict=n_predict, n_draft=n_draft, p_min=p_min, stop=tuple(stop or ()), seed=seed
+    )
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
+    models = Models(target, draft, pair, models_file, no_draft)
+    engine, draft_engine = opt.engine_params(
+        ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,
+        threads, threads_batch, cache_type_k, cache_type_v, flash_attn, batch_size, ubatch_size,
+    )  # fmt: skip
+    text = opt.read_prompt(prompt, file)
+    with open_models(models, engine, draft_engine, quiet=quiet) as opened:
+        generation = opened.generate(text, sampling, params, system=system, raw=raw)
+        raise typer.Exit(_show(opened, generation, output, greedy=sampling.temperature == 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is shown, and where."""
+
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    color: bool
+    check: bool
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.color:
+            raise UsageError("--json and --color do not go together: JSON is never coloured")
+        if self.quiet and self.verbose:
+            raise UsageError("--quiet and --verbose do not go together")
+        if self.verbose:
+            logging.getLogger("qdraft.llama.cpp").setLevel(logging.DEBUG)
+
+
+def _show(pair: Pair, generation: Generation, output: Output, *, greedy: bool) -> int:
+    """Stream the text, then show the summary; the exit code."""
+    from qdraft.render.console import TextStream, talk_console
+    from qdraft.render.report import run_report
+    from qdraft.render.summary import check_view, summary_view
+
+    stream = TextStream(color=output.color)
+    checked = None
+    status = 0
+    try:
+        for chunk in generation:
+            if not output.as_json:
+                stream.write(chunk)
+        if output.check:
+            checked = generation.check()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    finally:
+        stream.end()
+    if output.as_json:
+        print(json.dumps(run_report(pair, generation, checked), ensure_ascii=False, allow_nan=False))
+    elif not output.quiet:
+        seed = None if greedy else generation.seed
+        talk_console().print(summary_view(generation.summary, generation.finish_reason, seed))
+    if checked and not output.as_json:
+        talk_console().print(check_view(checked, greedy=greedy))
+    return status

@@ -1,0 +1,1 @@
+"""Pure maths on numpy arrays: no clock, no printing, no global random state."""

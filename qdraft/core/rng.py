@@ -1,0 +1,46 @@
+"""The two random choices that speculative decoding makes, behind one protocol.
+
+Every random decision of a request goes through these two methods, so a test can
+put an enumerator in their place and compute the exact law of the whole loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Rng(Protocol):
+    """A source of random decisions."""
+
+    def accept(self, probability: float) -> bool:
+        """True with this probability (values of 1 or more: always)."""
+        ...
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        """An index drawn in proportion to ``weights``, shape [n], not all zero."""
+        ...
+
+
+class SeededRng:
+    """The generator of one request: numpy's PCG64 from one seed.
+
+    A seed of -1 draws one from the operating system; ``seed`` tells which.
+    """
+
+    def __init__(self, seed: int = -1) -> None:
+        self.seed = secrets.randbits(32) if seed < 0 else seed
+        self._generator = np.random.Generator(np.random.PCG64(self.seed))
+
+    def accept(self, probability: float) -> bool:
+        return bool(self._generator.random() < probability)
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        cumulative = np.cumsum(weights)
+        # side="right" never lands on an entry of weight zero; u is below 1, but
+        # u * total may round up to total, so the last index is capped.
+        place = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], "right"))
+        return place if place < len(weights) else int(np.flatnonzero(weights)[-1])

@@ -1,0 +1,122 @@
+"""The native library: loaded once, its log routed to Python's, its build and CPU named."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections import deque
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from qdraft.errors import EngineError
+
+log = logging.getLogger("qdraft.llama.cpp")
+
+_LEVELS = {2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}  # ggml: info, warn, error
+_errors: deque[str] = deque(maxlen=3)
+_keep: list[Any] = []  # callbacks that native code holds must not be collected
+
+
+@lru_cache(maxsize=1)
+def native() -> Any:
+    """The llama_cpp module, initialised and silent. Raises EngineError if it cannot load."""
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineError(
+            f"llama-cpp-python does not load: {error}",
+            hint="reinstall it: pip install --no-cache-dir --force-reinstall llama-cpp-python",
+        ) from error
+    _route_log(llama_cpp)
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def _route_log(llama_cpp: Any) -> None:
+    """Whole lines go to the logger; none reaches the terminal unless a handler is set."""
+    line: list[str] = []
+    level = logging.DEBUG
+
+    def receive(ggml_level: int, text: bytes, _user_data: object) -> None:
+        nonlocal level
+        if ggml_level != 5:  # 5 continues the line before
+            level = _LEVELS.get(ggml_level, logging.DEBUG)
+        line.append(text.decode("utf-8", "replace"))
+        if not line[-1].endswith("\n"):
+            return
+        message = "".join(line).rstrip()
+        line.clear()
+        if level == logging.WARNING and message:
+            _errors.append(message)
+        log.log(level, "%s", message)
+
+    callback = llama_cpp.llama_log_callback(receive)
+    _keep.append(callback)
+    llama_cpp.llama_log_set(callback, None)
+
+
+def last_error(default: str) -> str:
+    """llama.cpp's own last words on what went wrong."""
+    return _errors[-1] if _errors else default
+
+
+def forget_errors() -> None:
+    """Start listening afresh, before a call that may fail."""
+    _errors.clear()
+
+
+def library_version() -> str:
+    return version("llama-cpp-python")
+
+
+def build_id() -> str:
+    """Names this build of the library: its version and the sizes and dates of its files."""
+    package = Path(native().__file__).parent
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or package / "lib")
+    files = sorted(f for f in folder.iterdir() if f.is_file() and not f.is_symlink())
+    stamp = ",".join(f"{f.name}:{f.stat().st_size}:{int(f.stat().st_mtime)}" for f in files)
+    return f"{library_version()} {stamp}"
+
+
+def cpu_id() -> str:
+    """Names this CPU: its model and the instruction sets that it advertises."""
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    lines = info.split("\n\n", 1)[0].splitlines()
+    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return f"{platform.machine()} {' '.join(told)}"
+
+
+def default_threads() -> int:
+    """Physical cores, bounded by the CPUs and the quota that this process is given."""
+    allowed = _allowed_cpus()
+    quota = _cgroup_quota()
+    return max(1, min(_physical_cores(allowed), quota or len(allowed)))
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical_cores(cpus: set[int]) -> int:
+    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+    except OSError:
+        # llama.cpp's own guess where the topology is not known: two threads a core.
+        return len(cpus) if len(cpus) <= 4 else len(cpus) // 2
+
+
+def _cgroup_quota() -> int | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None

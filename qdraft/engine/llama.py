@@ -1,0 +1,223 @@
+"""llama.cpp as an Engine: a model, a context on it, and rows of logits without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.engine.library import default_threads, forget_errors, last_error, native
+from qdraft.engine.vocab import LlamaVocab
+from qdraft.errors import ContextError, EngineError, ModelFileError, RollbackError, UsageError
+from qdraft.types import ALL_LAYERS, MAX_N_DRAFT, EngineParams
+
+LoadProgress = Callable[[float], None]
+
+
+class LlamaModel:
+    """The weights of one GGUF file."""
+
+    def __init__(
+        self,
+        path: Path,
+        params: EngineParams,
+        *,
+        extra_buffers: bool = False,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Load ``path``; ``progress`` gets the share that is loaded, 0 to 1.
+
+        Raises UsageError for GPU options on a build without one, and ModelFileError with
+        llama.cpp's reason when loading fails. KeyboardInterrupt ends the loading.
+        """
+        self._lib = lib = native()
+        self.path = path
+        native_params = lib.llama_model_default_params()
+        native_params.n_gpu_layers = gpu_layers(params)
+        native_params.main_gpu = params.main_gpu
+        native_params.use_extra_bufts = extra_buffers
+        split = (ctypes.c_float * lib.llama_max_devices())(*params.tensor_split)
+        if params.tensor_split:
+            native_params.tensor_split = split
+        interrupted: list[BaseException] = []
+
+        def report(share: float, _user_data: object) -> bool:
+            try:
+                if progress:
+                    progress(share)
+            except BaseException as error:  # it cannot pass through native code
+                interrupted.append(error)
+            return not interrupted
+
+        callback = lib.llama_progress_callback(report)
+        native_params.progress_callback = callback
+        forget_errors()
+        self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+        if interrupted:
+            raise interrupted[0]
+        if not self._model:
+            raise ModelFileError(f"{path} does not load: {last_error('llama.cpp gave no reason')}")
+        self.vocab = LlamaVocab(self._model)
+
+    @property
+    def native(self) -> Any:
+        """The llama_model pointer."""
+        if not self._model:
+            raise EngineError(f"{self.path} is closed")
+        return self._model
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(self._lib.llama_model_n_ctx_train(self.native))
+
+    @property
+    def can_roll_back(self) -> bool:
+        """False for recurrent and hybrid models, whose state cannot be cut to a length."""
+        lib = self._lib
+        return not (lib.llama_model_is_recurrent(self.native) or lib.llama_model_is_hybrid(self.native))
+
+    @property
+    def file_type(self) -> str:
+        """The file type that the metadata names, such as Q2_K; "unknown" where it names none."""
+        import gguf
+
+        text = self._meta(b"general.file_type")
+        try:
+            return gguf.LlamaFileType(int(text)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except ValueError:
+            return "unknown"
+
+    def _meta(self, key: bytes) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        n = self._lib.llama_model_meta_val_str(self.native, key, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+    def close(self) -> None:
+        if self._model:
+            self._lib.llama_model_free(self._model)
+            self._model = None
+
+
+class LlamaEngine:
+    """One context on a model; ``decode_s`` adds up the seconds spent in llama_decode."""
+
+    def __init__(self, model: LlamaModel, params: EngineParams) -> None:
+        """Make a context. Raises UsageError beyond the training context, EngineError on failure."""
+        self._lib = lib = native()
+        self._model = model
+        self.vocab = model.vocab
+        n_threads = params.n_threads or default_threads()
+        native_params = lib.llama_context_default_params()
+        native_params.n_ctx = params.n_ctx
+        native_params.n_batch = params.n_batch
+        native_params.n_ubatch = params.n_ubatch
+        native_params.n_outputs_max = MAX_N_DRAFT + 1  # else room for n_ubatch rows is reserved
+        native_params.n_threads = n_threads
+        native_params.n_threads_batch = params.n_threads_batch or n_threads
+        native_params.type_k = getattr(lib, f"GGML_TYPE_{params.cache_type_k.upper()}")
+        native_params.type_v = getattr(lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
+        native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
+        native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
+        native_params.no_perf = True
+        forget_errors()
+        self._context = lib.llama_init_from_model(model.native, native_params)
+        if not self._context:
+            reason = last_error("llama.cpp gave no reason")
+            raise EngineError(
+                f"no context of {params.n_ctx} tokens for {model.path.name}: {reason}",
+                hint="a smaller context (-c) or cache type (--cache-type-k, -v) takes less memory",
+            )
+        self.n_ctx = params.n_ctx or int(lib.llama_n_ctx(self._context))
+        self._memory = lib.llama_get_memory(self._context)
+        self._step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
+        self._make_batch(self._step)
+        self._n_past = 0
+        self.decode_s = 0.0
+
+    def _make_batch(self, size: int) -> None:
+        """One batch for all evals; positions and tokens are written through numpy views."""
+        self._batch = batch = self._lib.llama_batch_init(size, 0, 1)
+        for i in range(size):
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+        self._tokens = np.ctypeslib.as_array(batch.token, shape=(size,))
+        self._pos = np.ctypeslib.as_array(batch.pos, shape=(size,))
+        self._wanted = np.ctypeslib.as_array(batch.logits, shape=(size,))
+
+    @property
+    def n_past(self) -> int:
+        return self._n_past
+
+    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
+        n = len(tokens)
+        if self._n_past + n > self.n_ctx:
+            raise ContextError(f"{self._n_past + n} tokens do not fit the context of {self.n_ctx}")
+        start = 0
+        while start < n:
+            # Steps of one physical batch, so that Ctrl-C is heard in a long prompt; the rows
+            # that are asked for all come from the last one.
+            left = n - start
+            size = left if left <= self._step else min(self._step, left - logits)
+            self._decode(tokens[start : start + size], logits if size == left else 0)
+            start += size
+        if not logits:
+            return np.empty((0, self.vocab.n_tokens), dtype=np.float32)
+        pointer = self._lib.llama_get_logits(self._context)
+        rows: NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(logits, self.vocab.n_tokens))
+        return rows
+
+    def _decode(self, tokens: Sequence[int], logits: int) -> None:
+        n = len(tokens)
+        self._batch.n_tokens = n
+        self._tokens[:n] = tokens
+        self._pos[:n] = np.arange(self._n_past, self._n_past + n)
+        self._wanted[:n] = 0
+        self._wanted[n - logits : n] = 1
+        forget_errors()
+        started = time.perf_counter()
+        status = self._lib.llama_decode(self._context, self._batch)
+        self._lib.llama_synchronize(self._context)
+        self.decode_s += time.perf_counter() - started
+        if status:
+            self._lib.llama_memory_seq_rm(self._memory, 0, self._n_past, -1)
+            raise EngineError(
+                f"llama_decode returned {status} at token {self._n_past}: {last_error('no reason given')}"
+            )
+        self._n_past += n
+
+    def truncate(self, n_past: int) -> None:
+        if n_past == 0:
+            self._lib.llama_memory_clear(self._memory, False)
+        elif n_past >= self._n_past:
+            return
+        elif not self._lib.llama_memory_seq_rm(self._memory, 0, n_past, -1):
+            raise RollbackError(
+                f"{self._model.path.name}: the cache cannot be cut from {self._n_past} to {n_past} tokens"
+            )
+        self._n_past = n_past
+
+    def close(self) -> None:
+        if self._context:
+            self._lib.llama_batch_free(self._batch)
+            self._lib.llama_free(self._context)
+            self._context = None
+
+
+def gpu_layers(params: EngineParams) -> int:
+    """n_gpu_layers for llama.cpp; raises UsageError where the build cannot do what is asked."""
+    lib = native()
+    asked = params.n_gpu_layers or params.main_gpu or params.tensor_split
+    if asked and not lib.llama_supports_gpu_offload():
+        raise UsageError(
+            "layers are asked for the GPU, but this build of llama-cpp-python has no GPU support",
+            hint="leave the GPU options out, or reinstall llama-cpp-python built for your GPU",
+        )
+    if len(params.tensor_split) > lib.llama_max_devices():
+        raise UsageError(f"tensor_split has more parts than the {lib.llama_max_devices()} devices")
+    return ALL_LAYERS if params.n_gpu_layers is None else params.n_gpu_layers

@@ -1,0 +1,42 @@
+"""Is this file a GGUF, and if not, what is it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qdraft.errors import ModelFileError
+
+_KNOWN = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the model", "fetch it: git lfs pull"),
+    (b"PK\x03\x04", "a zip archive", "PyTorch checkpoints are zips too: convert them to GGUF"),
+    (b"\x80\x02", "a Python pickle", "convert it to GGUF with llama.cpp's convert_hf_to_gguf.py"),
+    (b"ggml", "a GGML file of before 2023-08", "get the model in GGUF"),
+    (b"ggjt", "a GGML file of before 2023-08", "get the model in GGUF"),
+    (b"<!DOCTYPE", "a web page", "the download got an error or a login page"),
+    (b"<!doctype", "a web page", "the download got an error or a login page"),
+    (b"<html", "a web page", "the download got an error or a login page"),
+    (b"FUGG", "a big-endian GGUF", "convert it to little-endian"),
+)
+
+
+def require_gguf(path: Path) -> None:
+    """Raise ModelFileError, saying what it is instead, unless ``path`` starts like a GGUF."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise ModelFileError(f"{path} is a folder", hint="name the GGUF file in it") from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    if head.startswith(b"GGUF"):
+        return
+    if not head:
+        raise ModelFileError(f"{path} is empty")
+    for magic, what, hint in _KNOWN:
+        if head.startswith(magic):
+            raise ModelFileError(f"{path} is {what}", hint=hint)
+    if head[8:10] == b'{"':
+        raise ModelFileError(f"{path} is a safetensors file", hint="convert it to GGUF")
+    raise ModelFileError(f"{path} is not a GGUF file: it starts with {head[:8]!r}")

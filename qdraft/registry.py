@@ -1,0 +1,159 @@
+"""models.yaml: the pairs that are known by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qdraft.errors import UsageError
+from qdraft.paths import config_dir
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """A file that an installed distribution carries, by its path below site-packages."""
+
+    package: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A GGUF from installed packages: its files in order, the checksum of the whole, the extra."""
+
+    files: tuple[PackagedFile, ...]
+    sha256: str
+    extra: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A named pair. With a source, ``target`` and ``draft`` are file types, else paths."""
+
+    name: str
+    target: str
+    draft: str | None
+    source: Source | None
+    description: str = ""
+    license: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All entries by name, and the name of the default one."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    default: str | None = None
+
+    def find(self, name: str | None = None) -> Entry:
+        """The entry of this name, or the default one. Raises UsageError with the known names."""
+        name = name or self.default
+        if name is None or name not in self.entries:
+            known = ", ".join(sorted(self.entries)) or "none"
+            raise UsageError(f"no pair is called {name}", hint=f"known pairs: {known}")
+        return self.entries[name]
+
+
+def load(user_file: Path | None = None) -> Registry:
+    """The shipped pairs and the user's own, which win where the names are equal.
+
+    The user's file is ``user_file``, else QDRAFT_MODELS, else models.yaml in the user's
+    configuration directory, which may be missing. Raises UsageError for a file that cannot
+    be read, an unknown key, or an entry that makes no sense.
+    """
+    shipped = _read(_shipped())
+    asked = user_file or (Path(os.environ["QDRAFT_MODELS"]) if os.environ.get("QDRAFT_MODELS") else None)
+    path = asked or config_dir() / "models.yaml"
+    if asked is None and not path.exists():
+        return shipped
+    own = _read(path)
+    return Registry({**shipped.entries, **own.entries}, own.default or shipped.default)
+
+
+def _shipped() -> Path:
+    """Inside the installed package; at the top of the repository when run from there."""
+    package = Path(__file__).parent
+    inside = package / "models.yaml"
+    return inside if inside.exists() else package.parent / "models.yaml"
+
+
+def _read(path: Path) -> Registry:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    top = _mapping(data if data is not None else {}, str(path), required=(), optional=("default", "pairs"))
+    pairs = top.get("pairs") or {}
+    if not isinstance(pairs, dict):
+        raise UsageError(f"{path}: pairs must map names to entries")
+    entries = {str(name): _entry(str(name), value, path) for name, value in pairs.items()}
+    return Registry(entries, _text(top, "default", str(path)) or None)
+
+
+def _entry(name: str, value: Any, path: Path) -> Entry:
+    where = f"{path}: pair {name}"
+    data = _mapping(
+        value, where, required=("target",), optional=("draft", "source", "description", "license")
+    )
+    source = _source(data["source"], where) if "source" in data else None
+    entry = Entry(
+        name=name,
+        target=_text(data, "target", where),
+        draft=_text(data, "draft", where) or None,
+        source=source,
+        description=_text(data, "description", where),
+        license=_text(data, "license", where),
+    )
+    if source:
+        return entry
+    draft = str(_seen_from(path, entry.draft)) if entry.draft else None
+    return replace(entry, target=str(_seen_from(path, entry.target)), draft=draft)
+
+
+def _source(value: Any, where: str) -> Source:
+    data = _mapping(value, f"{where}, source", required=("files", "sha256"), optional=("extra",))
+    if not isinstance(data["files"], list) or not data["files"]:
+        raise UsageError(f"{where}, source: files must be a list")
+    files = [
+        _mapping(f, f"{where}, source file", required=("package", "path"), optional=())
+        for f in data["files"]
+    ]
+    return Source(
+        tuple(PackagedFile(_text(f, "package", where), _text(f, "path", where)) for f in files),
+        _text(data, "sha256", where),
+        _text(data, "extra", where),
+    )
+
+
+def _mapping(
+    value: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, Any]:
+    """``value`` as a mapping with just these keys."""
+    known = (*required, *optional)
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected keys and values", hint=f"known keys: {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {key}", hint=f"known keys: {', '.join(known)}")
+    for key in required:
+        if key not in value:
+            raise UsageError(f"{where}: the key {key} is missing")
+    return value
+
+
+def _text(data: Mapping[str, Any], key: str, where: str) -> str:
+    value = data.get(key, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {key} must be text, not {value!r}")
+    return value
+
+
+def _seen_from(file: Path, path: str) -> Path:
+    return file.parent / Path(path).expanduser()

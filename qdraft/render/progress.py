@@ -1,0 +1,67 @@
+"""Progress bars on stderr for loading and building."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from qdraft.engine.quantize import Quantized
+from qdraft.render.console import talk_console
+
+
+class Bars:
+    """One bar for each file that is loaded or built; gone when done. ``quiet`` shows nothing.
+
+    Where stderr is no terminal, a build is told in one line instead.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = talk_console()
+        self._quiet = quiet
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def building(self, name: str, done: int, of: int) -> None:
+        if f"building {name}" not in self._tasks and not self._quiet:
+            if not self._console.is_terminal:
+                self._console.print(f"building {name}")
+        self._step(f"building {name}", done, of)
+
+    def built(self, made: Quantized) -> None:
+        """Say what a quantization really gave."""
+        if self._quiet:
+            return
+        types = ", ".join(f"{n} {name}" for name, n in made.types.items())
+        line = f"built {made.path.name}: {made.n_bytes / 1e6:.0f} MB, matrices: {types}"
+        if made.n_fallback:
+            line += f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
+        self._console.print(line, soft_wrap=True)
+
+    def loading(self, name: str, share: float) -> None:
+        self._step(f"loading {name}", share, 1.0)
+
+    def _step(self, what: str, done: float, of: float) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=of)
+        self._progress.update(self._tasks[what], completed=done, visible=done < of)

@@ -1,0 +1,41 @@
+"""The JSON object of a run; docs/schema/run.json describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from qdraft.check import Check
+from qdraft.engine.library import library_version
+from qdraft.pair import Generation, ModelInfo, Pair
+from qdraft.types import Round
+
+
+def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[str, Any]:
+    """Everything about one text, ready for json.dumps."""
+    summary = dataclasses.asdict(generation.summary)
+    summary["v"] = {str(width): ratio for width, ratio in summary["v"].items()}
+    return {
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish_reason": generation.finish_reason.value,
+        "seed": generation.seed,
+        "rounds": [_round(r) for r in generation.rounds],
+        "summary": summary,
+        "check": None if check is None else {**dataclasses.asdict(check), "explained": check.explained},
+        "target": _model(pair.target),
+        "draft": _model(pair.draft) if pair.draft else None,
+        "library": f"llama-cpp-python {library_version()}",
+    }
+
+
+def _round(round: Round) -> dict[str, Any]:
+    names = (
+        "source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted", "dropped",
+        "draft_s", "verify_s", "other_s",
+    )  # fmt: skip
+    return {name: getattr(round, name) for name in names}
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    return {"path": str(info.path), "n_bytes": info.n_bytes, "file_type": info.file_type}

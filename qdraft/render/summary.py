@@ -1,0 +1,91 @@
+"""The summary of a run, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from qdraft.check import Check
+from qdraft.metrics import Summary
+from qdraft.types import FinishReason
+
+_BAR = 24
+_ENDS = {
+    FinishReason.END_OF_GENERATION: "end of text",
+    FinishReason.STOP_STRING: "stop string",
+    FinishReason.LENGTH: "length reached",
+    FinishReason.CONTEXT_FULL: "context full",
+    FinishReason.INTERRUPTED: "interrupted",
+}
+
+
+def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> RenderableType:
+    """A few lines that stay below 80 columns; ``seed`` None where nothing was drawn."""
+    lines = [
+        _line(
+            "text",
+            f"{summary.n_tokens} tokens, {_ENDS[reason]}",
+            f"prompt {summary.n_prompt} tokens",
+            "" if seed is None else f"seed {seed}",
+        ),
+        _line(
+            "speed",
+            _figure(summary.tokens_per_second, ".1f", " t/s"),
+            f"first token after {_figure(summary.ttft_s, '.2f', ' s')}",
+        ),
+    ]
+    if summary.n_drafted:
+        lines += [
+            _line(
+                "draft",
+                f"alpha {_figure(summary.alpha, '.3f')}",
+                f"draft yield {_figure(summary.draft_yield, '.3f')}",
+                f"tau {_figure(summary.tau, '.2f')}",
+                f"{summary.n_rounds} rounds",
+            ),
+            *_histogram(summary.accepted_histogram),
+        ]
+    lines.append(
+        _line(
+            "time",
+            f"draft {summary.draft_s:.2f} s",
+            f"verify {summary.verify_s:.2f} s",
+            f"other {summary.other_s:.2f} s",
+        )
+    )
+    if summary.n_dropped:
+        lines.append(_line("dropped", f"{summary.n_dropped} drafts with bad logits"))
+    if summary.verdict:
+        lines.append(_line("verdict", summary.verdict))
+    return Group(*lines)
+
+
+def check_view(check: Check, *, greedy: bool) -> RenderableType:
+    """One line: same, or where the text forks from the target alone and why that may be."""
+    noise = "" if check.noise is None else f"measured noise {check.noise:.2g}"
+    if check.same:
+        what = "same as the target alone" if greedy else "every token is in the target's support"
+        return _line("check", what, noise)
+    cause = "numerics explain it" if check.explained else "numerics do not explain it: a bug"
+    return _line("check", f"forked at token {check.fork}", f"margin {check.margin:.2g}", noise, cause)
+
+
+def _line(label: str, *parts: str) -> Text:
+    text = Text(f"{label:<8} ", style="label")
+    return text.append(", ".join(p for p in parts if p), style="default not dim")
+
+
+def _histogram(counts: tuple[int, ...]) -> list[Text]:
+    """Rounds by number of accepted tokens, as bars."""
+    most = max(counts)
+    return [
+        _line(
+            "accepted" if n == 0 else "",
+            f"{n:>2} {'#' * round(_BAR * count / most):<{_BAR}} {count}",
+        )
+        for n, count in enumerate(counts)
+    ]
+
+
+def _figure(value: float | None, form: str, unit: str = "") -> str:
+    return "n/a" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,190 @@
+"""Stand-ins for tests of qdraft and of programs built on it: no model, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.core.rng import Rng
+from qdraft.core.sampling import Sampler
+from qdraft.errors import ContextError, RollbackError
+from qdraft.types import Draft
+
+LogitsFn = Callable[[tuple[int, ...]], Sequence[float]]
+Result = TypeVar("Result")
+
+
+class FakeVocab:
+    """A vocabulary given by its pieces; token ids index ``pieces``."""
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        *,
+        end: Sequence[int] = (),
+        bos: int = -1,
+        chat: str | None = None,
+    ) -> None:
+        self._pieces = tuple(pieces)
+        self._end = frozenset(end)
+        self._chat = chat
+        self.bos = bos
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
+    def is_end(self, token: int) -> bool:
+        return token in self._end
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in self._end else self._pieces[token]
+
+    def tokenize(self, text: str) -> list[int]:
+        """Longest match first; BOS goes in front where there is one."""
+        data, tokens = text.encode(), [self.bos] if self.bos >= 0 else []
+        order = sorted(range(len(self._pieces)), key=lambda t: -len(self._pieces[t]))
+        while data:
+            token = next(t for t in order if self._pieces[t] and data.startswith(self._pieces[t]))
+            tokens.append(token)
+            data = data[len(self._pieces[token]) :]
+        return tokens
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        return (self._chat or "").join(m["content"] for m in messages)
+
+
+class FakeEngine:
+    """An engine whose logits are a function of the text so far.
+
+    It keeps its cache as a list of tokens, hands out a row buffer that the next eval
+    overwrites (as llama.cpp does), and records the width of every eval in ``widths``.
+    """
+
+    def __init__(
+        self,
+        logits_fn: LogitsFn,
+        vocab: FakeVocab,
+        *,
+        n_ctx: int = 4096,
+        can_rollback: bool = True,
+    ) -> None:
+        self._logits_fn = logits_fn
+        self._can_rollback = can_rollback
+        self._rows = np.zeros((0, vocab.n_tokens), dtype=np.float32)
+        self.vocab = vocab
+        self.n_ctx = n_ctx
+        self.cache: list[int] = []
+        self.widths: list[int] = []
+        self.closed = False
+
+    @property
+    def n_past(self) -> int:
+        return len(self.cache)
+
+    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
+        if len(self.cache) + len(tokens) > self.n_ctx:
+            raise ContextError("the context is full")
+        self._rows[:] = np.nan  # whoever kept the last rows must notice
+        self.widths.append(len(tokens))
+        self.cache += tokens
+        n = len(self.cache)
+        rows = [self._logits_fn(tuple(self.cache[:i])) for i in range(n - logits + 1, n + 1)]
+        self._rows = np.array(rows, dtype=np.float32).reshape(logits, -1)
+        return self._rows
+
+    def truncate(self, n_past: int) -> None:
+        if n_past < self.n_past and n_past and not self._can_rollback:
+            raise RollbackError("this cache cannot be cut back")
+        del self.cache[n_past:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedDrafter:
+    """Proposes what ``script(context, n_draft)`` returns, as point masses."""
+
+    def __init__(self, script: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+        self._script = script
+        self.accepted: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.accepted.clear()
+
+    def draft(
+        self, context: Sequence[int], n_draft: int, sampler: Sampler, rng: Rng, *, p_min: float = 0
+    ) -> Draft:
+        return Draft(tuple(self._script(context, n_draft))[:n_draft], None, "script")
+
+    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+        self.accepted.append(n_accepted)
+
+    def close(self) -> None:
+        pass
+
+
+class FakeClock:
+    """A clock that moves ``step`` seconds at every look."""
+
+    def __init__(self, step: float = 1.0) -> None:
+        self.now = 0.0
+        self._step = step
+
+    def __call__(self) -> float:
+        self.now += self._step
+        return self.now
+
+
+class EnumeratingRng:
+    """Walks one path through the tree of all random decisions; see ``enumerate_law``."""
+
+    def __init__(self, path: Sequence[int]) -> None:
+        self._path = path
+        self.weight = 1.0
+        self.branches: list[int] = []  # number of branches at each decision on this path
+
+    def accept(self, probability: float) -> bool:
+        p = min(1.0, max(0.0, probability))
+        return self._take(np.array([1 - p, p])) == 1
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        return self._take(weights / weights.sum())
+
+    def _take(self, probs: NDArray[np.float64]) -> int:
+        live = np.flatnonzero(probs)  # impossible branches are not walked
+        place = len(self.branches)
+        branch = int(live[self._path[place] if place < len(self._path) else 0])
+        self.branches.append(len(live))
+        self.weight *= float(probs[branch])
+        return branch
+
+
+def enumerate_law(run: Callable[[Rng], Result]) -> dict[Result, float]:
+    """The exact probability of each result of a random program.
+
+    ``run`` is called once for every path of random decisions; it must be finite and
+    decide everything through the Rng that it is given.
+    """
+    law: dict[Result, float] = {}
+    for rng, result in _paths(run):
+        law[result] = law.get(result, 0.0) + rng.weight
+    return law
+
+
+def _paths(run: Callable[[Rng], Result]) -> Iterator[tuple[EnumeratingRng, Result]]:
+    path: list[int] | None = []
+    while path is not None:
+        rng = EnumeratingRng(path)
+        yield rng, run(rng)
+        taken = path + [0] * (len(rng.branches) - len(path))
+        while taken and taken[-1] == rng.branches[len(taken) - 1] - 1:
+            taken.pop()
+        path = [*taken[:-1], taken[-1] + 1] if taken else None

@@ -1,0 +1,277 @@
+"""The emitted text has exactly the target's law: by enumeration, by chi-square, with planted faults."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
+
+import qdraft.core.acceptance as acceptance
+from qdraft.core.acceptance import rejection
+from qdraft.core.rng import Rng, SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.drafters.model import ModelDrafter
+from qdraft.testing import FakeEngine, ScriptedDrafter, enumerate_law
+from qdraft.types import Distribution, Draft, SamplingParams
+
+PENALTIES = SamplingParams(
+    temperature=0.9, top_k=0, top_p=1, min_p=0, repeat_penalty=1.4, repeat_last_n=4,
+    presence_penalty=0.3, frequency_penalty=0.2, logit_bias={2: 0.7, 4: -math.inf},
+)
+LAWS = {
+    "temperature 1": PLAIN,
+    "temperature 0.6": SamplingParams(temperature=0.6, top_k=0, top_p=1, min_p=0),
+    "top-k": SamplingParams(temperature=1, top_k=3, top_p=1, min_p=0),
+    "top-p": SamplingParams(temperature=1, top_k=0, top_p=0.7, min_p=0),
+    "min-p": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0.2),
+    "typical-p": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=0.7),
+    "penalties and bias": PENALTIES,
+    "llama.cpp's defaults": SamplingParams(),
+    "mixture": SamplingParams(
+        temperature=1.3, top_k=5, top_p=0.9, min_p=0.05, repeat_penalty=1.2, repeat_last_n=3
+    ),
+}
+
+
+def target_law(params: SamplingParams, n_vocab: int, n_tokens: int) -> dict[tuple[int, ...], float]:
+    """The law of the target alone, by multiplying its conditional distributions."""
+    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(n_tokens):
+        longer = {}
+        for text, weight in law.items():
+            context = (*PROMPT, *text)
+            row = np.array(logits(context), dtype=np.float32)
+            probs = sampler.distribution(row, context).dense(n_vocab)
+            longer.update({(*text, t): weight * p for t, p in enumerate(probs) if p > 0})
+        law = longer
+    return law
+
+
+def distance(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
+    """Total variation."""
+    return sum(abs(law.get(k, 0) - other.get(k, 0)) for k in law.keys() | other.keys()) / 2
+
+
+def loop_law(params: SamplingParams, n_vocab: int, n_predict: int, n_draft: int) -> dict[tuple[int, ...], float]:
+    def program(rng: Rng) -> tuple[int, ...]:
+        rounds = run(
+            engine(n_vocab), model_drafter(n_vocab),
+            params=params, n_predict=n_predict, n_draft=n_draft, rng=rng,
+        )
+        return tuple(tokens_of(list(rounds)))
+
+    return enumerate_law(program)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_law_of_one_round_by_enumeration(name: str) -> None:
+    """The token of a round at each place has the law p given those before it."""
+    params, n_vocab = LAWS[name], 5
+    sampler = Sampler(params, n_vocab)
+    target, other = table_logits(n_vocab, 7), table_logits(n_vocab, 7, blend=0.4)
+
+    def dist(logits: Callable[..., Sequence[float]], text: tuple[int, ...]) -> Distribution:
+        return sampler.distribution(np.array(logits((*PROMPT, *text)), dtype=np.float32), (*PROMPT, *text))
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        drafted: tuple[int, ...] = ()
+        probs = []
+        for _ in range(2):
+            probs.append(dist(other, drafted))
+            drafted = (*drafted, acceptance.draw(probs[-1], rng))
+        verdict = rejection(Draft(drafted, tuple(probs)), lambda i: dist(target, drafted[:i]), rng)
+        block = (*drafted[: verdict.n_accepted], verdict.token)
+        # The rest of three places is drawn from the target, so that the law is one over triples.
+        while len(block) < 3:
+            block = (*block, acceptance.draw(dist(target, block), rng))
+        return block
+
+    law = enumerate_law(program)
+    assert sum(law.values()) == pytest.approx(1)
+    assert distance(law, target_law(params, n_vocab, 3)) < 1e-12
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_law_of_three_tokens_of_the_loop_by_enumeration(name: str) -> None:
+    params, n_vocab = LAWS[name], 3 if LAWS[name].logit_bias == {} else 5
+    law = loop_law(params, n_vocab, n_predict=3, n_draft=2)
+    assert distance(law, target_law(params, n_vocab, 3)) < 1e-12
+
+
+def test_law_of_the_loop_with_two_tokens_drafted() -> None:
+    assert distance(loop_law(PLAIN, 3, n_predict=4, n_draft=2), target_law(PLAIN, 3, 4)) < 1e-12
+
+
+def test_law_with_a_point_mass_drafter() -> None:
+    """Tokens that were not drawn at all are accepted with p, else excluded."""
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        drafter = ScriptedDrafter(lambda context, n: [1, 2])
+        rounds = run(engine(3), drafter, params=PLAIN, n_predict=4, n_draft=2, rng=rng)
+        return tuple(tokens_of(list(rounds)))
+
+    assert distance(enumerate_law(program), target_law(PLAIN, 3, 4)) < 1e-12
+
+
+# Faults: each must be caught by the very test that the right code passes.
+
+
+class _AcceptAlways(SeededRng):
+    def accept(self, probability: float) -> bool:
+        return True
+
+
+class _Claims(ModelDrafter):
+    """Draws as it should, but claims another q."""
+
+    claimed: SamplingParams
+
+    def draft(self, context, n_draft, sampler, rng, *, p_min=0.0):  # type: ignore[no-untyped-def]
+        draft = super().draft(context, n_draft, sampler, rng, p_min=p_min)
+        claim = Sampler(self.claimed, 6)
+        logits = table_logits(6, 7, blend=0.3)
+        texts = [(*context, *draft.tokens[:i]) for i in range(len(draft.tokens))]
+        probs = [claim.distribution(np.array(logits(t), dtype=np.float32), t) for t in texts]
+        return Draft(draft.tokens, tuple(probs), draft.source)
+
+
+class _WrongTemperature(_Claims):
+    claimed = SamplingParams(temperature=2.5, top_k=4, top_p=1, min_p=0)
+
+
+class _Untruncated(_Claims):
+    claimed = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+
+
+def _no_residual(p: Distribution, q: Distribution) -> Distribution:
+    return p
+
+
+def _shifted_residual(p: Distribution, q: Distribution) -> Distribution:
+    """Subtracts the two candidate lists place by place, though they hold different tokens."""
+    n = min(len(p.probs), len(q.probs))
+    rest = p.probs.copy()
+    rest[:n] = np.maximum(rest[:n] - np.sort(q.probs)[:n], 0)
+    return Distribution(rest / rest.sum(), p.ids)
+
+
+FAULTS = ["none", "accept-always", "no residual", "wrong-temperature q", "untruncated q", "shifted residual"]
+FAULT_PARAMS = SamplingParams(temperature=1, top_k=4, top_p=1, min_p=0)
+
+
+def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Rng], tuple[int, ...]]:
+    """The loop over four tokens with one fault in it."""
+    if fault == "no residual":
+        monkeypatch.setattr(acceptance, "residual", _no_residual)
+    if fault == "shifted residual":
+        monkeypatch.setattr(acceptance, "residual", _shifted_residual)
+    make = {"wrong-temperature q": _WrongTemperature, "untruncated q": _Untruncated}.get(fault, ModelDrafter)
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        if fault == "accept-always":
+            monkeypatch.setattr(rng, "accept", lambda probability: True)
+        drafter = make(engine(6, 0.3), 6)
+        rounds = run(engine(6), drafter, params=FAULT_PARAMS, n_predict=3, n_draft=2, rng=rng)
+        return tuple(tokens_of(list(rounds)))
+
+    return program
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_enumeration_catches_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = enumerate_law(_plant(fault, monkeypatch))
+    off = distance(law, target_law(FAULT_PARAMS, 6, 3))
+    assert off < 1e-12 if fault == "none" else off > 1e-3
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_chi_square_catches_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _plant(fault, monkeypatch)
+    texts = [program(SeededRng(seed)) for seed in range(8000)]
+    p_value = chi_square(texts, target_law(FAULT_PARAMS, 6, 3))
+    assert p_value > 1e-3 if fault == "none" else p_value < 1e-6
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_chi_square_of_the_loop(name: str) -> None:
+    params, n_vocab = LAWS[name], 6
+
+    def texts() -> Iterator[tuple[int, ...]]:
+        for seed in range(2500):
+            rounds = run(
+                engine(n_vocab), model_drafter(n_vocab),
+                params=params, n_predict=4, n_draft=2, rng=SeededRng(seed),
+            )
+            yield tuple(tokens_of(list(rounds))[:4])
+
+    assert chi_square(list(texts()), target_law(params, n_vocab, 4)) > 1e-3
+
+
+def chi_square(texts: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """P-value of Pearson's test; cells with few expected counts are pooled."""
+    counts = Counter(texts)
+    if any(text not in law for text in counts):
+        return 0.0
+    cells, rest = [], [0.0, 0.0]
+    for text, weight in law.items():
+        expected = weight * len(texts)
+        if expected >= 5:
+            cells.append((counts[text], expected))
+        else:
+            rest = [rest[0] + counts[text], rest[1] + expected]
+    if rest[1] >= 5:
+        cells.append((rest[0], rest[1]))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    # Wilson and Hilferty 1931: the cube root of chi-square over its mean is close to normal.
+    k = len(cells) - 1
+    z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+@pytest.mark.parametrize("n_draft", [1, 2, 4, 7])
+def test_greedy_equals_the_target_alone(n_draft: int) -> None:
+    alone = tokens_of(list(run(engine(), ScriptedDrafter(lambda c, n: []), n_predict=200)))
+    drafted = list(run(engine(), model_drafter(), n_predict=200, n_draft=n_draft))
+    assert tokens_of(drafted) == alone
+    assert 0 < sum(r.n_accepted for r in drafted) < sum(r.n_draft for r in drafted)
+
+
+def test_greedy_builds_no_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("probabilities were built")
+
+    monkeypatch.setattr(Sampler, "distribution", refuse)
+    assert len(tokens_of(list(run(engine(), model_drafter(), params=GREEDY)))) == 32
+
+
+def test_the_sampled_path_samples() -> None:
+    """Not the argmax in disguise: many seeds give many first tokens."""
+    firsts = {
+        tokens_of(list(run(engine(), model_drafter(), params=PLAIN, n_predict=1, rng=SeededRng(seed))))[0]
+        for seed in range(200)
+    }
+    assert len(firsts) > 3
+
+
+def test_another_seed_gives_another_text_and_the_same_seed_the_same() -> None:
+    def text(seed: int) -> list[int]:
+        return tokens_of(list(run(engine(), model_drafter(), params=PLAIN, rng=SeededRng(seed))))
+
+    assert text(3) == text(3) != text(4)
+    assert SeededRng(-1).seed != SeededRng(-1).seed
+
+
+def test_vocabularies_of_different_size() -> None:
+    """A draft padded to more tokens never proposes one that the target lacks."""
+    wide = FakeEngine(lambda t: [*table_logits(3, 7, blend=0.3)(t), 9.0, 9.0], vocab(5))
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        rounds = run(engine(3), ModelDrafter(wide, 3), params=PLAIN, n_predict=3, n_draft=2, rng=rng)
+        return tuple(tokens_of(list(rounds)))
+
+    assert distance(enumerate_law(program), target_law(PLAIN, 3, 3)) < 1e-12
