@@ -34,7 +34,9 @@ class Check:
         return self.margin is None or (self.noise is not None and self.margin <= 2 * self.noise)
 
 
-def check(target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler) -> Check:
+def check(
+    target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler
+) -> Check:
     """Run the target alone over prompt and emitted tokens, then the rounds once more.
 
     Takes about as long as the target alone takes for the text, and the verify batches again.
@@ -57,12 +59,20 @@ def check(target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sample
             witness = (index, rows)
         if fork is not None:
             break
-    noise = None if witness is None else _noise(target, prompt, rounds[: witness[0] + 1], witness[1], fork)
+    noise = (
+        None
+        if witness is None
+        else _noise(target, prompt, rounds[: witness[0] + 1], witness[1], fork)
+    )
     return Check(fork is None, fork, margin, noise)
 
 
 def _noise(
-    target: Engine, prompt: Sequence[int], rounds: Sequence[Round], alone: list[Row], fork: int | None
+    target: Engine,
+    prompt: Sequence[int],
+    rounds: Sequence[Round],
+    alone: list[Row],
+    fork: int | None,
 ) -> float:
     """Largest difference to ``alone`` in the last of ``rounds``, decoded as they were."""
     target.truncate(0)

@@ -62,7 +62,9 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
         histogram[r.n_accepted] += 1
     later_s = sum(r.draft_s + r.verify_s + r.other_s for r in later)
     rate = _ratio(sum(r.n_emitted for r in later), later_s)
-    alone = _ratio(1.0, median(r.draft_s + r.verify_s + r.other_s for r in plain)) if plain else None
+    alone = (
+        _ratio(1.0, median(r.draft_s + r.verify_s + r.other_s for r in plain)) if plain else None
+    )
     alpha = _ratio(n_accepted, n_tested)
     c, v = _costs(drafted, plain)
     gain = rate / alone if rate and alone and drafted else None
@@ -96,7 +98,9 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _costs(drafted: Sequence[Round], plain: Sequence[Round]) -> tuple[float | None, dict[int, float]]:
+def _costs(
+    drafted: Sequence[Round], plain: Sequence[Round]
+) -> tuple[float | None, dict[int, float]]:
     """c and v(n) from medians: the first draft, which reads the prompt, does not count."""
     one = median(r.verify_s for r in plain) if plain else 0.0
     if not (one and drafted):

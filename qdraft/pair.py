@@ -111,7 +111,7 @@ class Pair:
         for model in (target, draft):
             if not model.can_roll_back:
                 raise PairError(
-                    f"{model.path.name} is recurrent or hybrid: rejected tokens cannot be taken back",
+                    f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
                     hint="run it without a draft (--no-draft)",
                 )
         if target is not draft:
@@ -142,8 +142,10 @@ class Pair:
 
     def close(self) -> None:
         """Free contexts and models; harmless when repeated."""
-        for part in (*reversed(self._engines), *reversed(self._models)):
-            part.close()
+        for engine in self._engines:
+            engine.close()
+        for model in self._models:
+            model.close()
         self._engines.clear()
         self._models.clear()
 

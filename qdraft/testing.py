@@ -97,7 +97,7 @@ class FakeEngine:
         self.cache += tokens
         n = len(self.cache)
         rows = [self._logits_fn(tuple(self.cache[:i])) for i in range(n - logits + 1, n + 1)]
-        self._rows = np.array(rows, dtype=np.float32).reshape(logits, -1)
+        self._rows = np.array(rows, dtype=np.float32).reshape(logits, self.vocab.n_tokens)
         return self._rows
 
     def truncate(self, n_past: int) -> None:

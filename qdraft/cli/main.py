@@ -54,7 +54,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except QDraftError as error:
         status = _fail(error, error.hint, error.exit_code)
     except typer.TyperException as error:
-        status = _fail(error.format_message(), "qdraft run --help lists the options", error.exit_code)
+        status = _fail(
+            error.format_message(), "qdraft run --help lists the options", error.exit_code
+        )
     except MemoryError:
         status = _fail("out of memory", "a smaller context (-c) takes less", 1)
     except BrokenPipeError:

@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,11 @@ _MODELS, _TEXT, _SAMPLING = "Models", "Prompt and text", "Sampling"
 _DRAFTING, _MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
 
 
-def _option(panel: str, *names: str, help: str) -> typer.models.OptionInfo:
-    info: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel)
-    return info
+def _option(panel: str, *names: str, help: str, default: str | None = None) -> Any:
+    """An option in a panel of the help page; ``default`` says in words what None means."""
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=default if default else True
+    )
 
 
 Target = Annotated[Path | None, _option(_MODELS, "-m", "--model", help="Target GGUF file.")]
@@ -27,10 +29,11 @@ DraftFile = Annotated[
     Path | None, _option(_MODELS, "-d", "-md", "--model-draft", help="Draft GGUF file.")
 ]
 PairName = Annotated[
-    str | None, _option(_MODELS, "--pair", help="A pair of models.yaml. [default: its default]")
+    str | None, _option(_MODELS, "--pair", help="A pair of models.yaml.", default="its default")
 ]
 ModelsFile = Annotated[
-    Path | None, _option(_MODELS, "--models-file", help="Your models.yaml, added to the shipped one.")
+    Path | None,
+    _option(_MODELS, "--models-file", help="Your models.yaml, added to the shipped one."),
 ]
 NoDraft = Annotated[bool, _option(_MODELS, "--no-draft", help="Run the target alone.")]
 
@@ -47,23 +50,25 @@ Stop = Annotated[
     list[str] | None, _option(_TEXT, "--stop", help="End the text before this string (repeatable).")
 ]
 
-Temperature = Annotated[
-    float, _option(_SAMPLING, "--temp", "--temperature", help="0 is greedy.")
-]
+Temperature = Annotated[float, _option(_SAMPLING, "--temp", "--temperature", help="0 is greedy.")]
 TopK = Annotated[int, _option(_SAMPLING, "--top-k", help="Keep the k likeliest; 0 is off.")]
 TopP = Annotated[float, _option(_SAMPLING, "--top-p", help="Nucleus; 1 is off.")]
 MinP = Annotated[float, _option(_SAMPLING, "--min-p", help="Share of the likeliest; 0 is off.")]
 TypicalP = Annotated[float, _option(_SAMPLING, "--typical-p", "--typical", help="1 is off.")]
 RepeatPenalty = Annotated[float, _option(_SAMPLING, "--repeat-penalty", help="1 is off.")]
 RepeatLastN = Annotated[
-    int, _option(_SAMPLING, "--repeat-last-n", help="Window of the penalties; -1 is the whole text.")
+    int,
+    _option(_SAMPLING, "--repeat-last-n", help="Window of the penalties; -1 is the whole text."),
 ]
 PresencePenalty = Annotated[float, _option(_SAMPLING, "--presence-penalty", help="0 is off.")]
 FrequencyPenalty = Annotated[float, _option(_SAMPLING, "--frequency-penalty", help="0 is off.")]
 LogitBias = Annotated[
     list[str] | None,
     _option(
-        _SAMPLING, "-l", "--logit-bias", help="TOKEN_ID+BIAS or TOKEN_ID-BIAS (-inf bans; repeatable)."
+        _SAMPLING,
+        "-l",
+        "--logit-bias",
+        help="TOKEN_ID+BIAS or TOKEN_ID-BIAS (-inf bans; repeatable).",
     ),
 ]
 Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", help="-1 draws one and prints it.")]
@@ -77,14 +82,15 @@ CtxSize = Annotated[
     int | None,
     _option(
         _MACHINE, "-c", "--ctx-size",
-        help="Context in tokens; 0 is the model's own. [default: 4096, or the model's if less]",
+        help="Context in tokens; 0 is the model's own.", default="4096, or the model's if less",
     ),
 ]  # fmt: skip
 CtxSizeDraft = Annotated[
-    int | None, _option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's. [default: as -c]")
+    int | None, _option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's.", default="as -c")
 ]
 GpuLayers = Annotated[
-    str, _option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto.")
+    str,
+    _option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto."),
 ]
 GpuLayersDraft = Annotated[
     str, _option(_MACHINE, "-ngld", "--gpu-layers-draft", help="The same for the draft.")
@@ -99,13 +105,17 @@ Threads = Annotated[
 ThreadsBatch = Annotated[
     int, _option(_MACHINE, "-tb", "--threads-batch", help="Threads for prompts; 0 is as -t.")
 ]
-CacheTypeK = Annotated[str, _option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")]
-CacheTypeV = Annotated[str, _option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")]
+CacheTypeK = Annotated[
+    str, _option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")
+]
+CacheTypeV = Annotated[
+    str, _option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")
+]
 FlashAttn = Annotated[str, _option(_MACHINE, "-fa", "--flash-attn", help="auto, on or off.")]
 BatchSize = Annotated[int, _option(_MACHINE, "-b", "--batch-size", help="Logical batch.")]
 UbatchSize = Annotated[
     int | None,
-    _option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch. [default: 512, or -b if less]"),
+    _option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch.", default="512, or -b if less"),
 ]
 
 Json = Annotated[bool, _option(_OUTPUT, "--json", help="One JSON object on stdout.")]

@@ -63,8 +63,9 @@ def run(
 ) -> None:
     """Generate text: the draft proposes, the target verifies, the text is exactly the target's.
 
-    Text goes to stdout as it is made, everything else to stderr. Without a model the
-    default pair of models.yaml runs, built into your cache on first use.
+    Text goes to stdout as it is made, everything else to stderr.
+
+    Without a model the default pair of models.yaml runs, built into your cache on first use.
     """
     sampling = SamplingParams(
         temperature=temperature,
@@ -132,7 +133,9 @@ def _show(pair: Pair, generation: Generation, output: Output, *, greedy: bool) -
     finally:
         stream.end()
     if output.as_json:
-        print(json.dumps(run_report(pair, generation, checked), ensure_ascii=False, allow_nan=False))
+        print(
+            json.dumps(run_report(pair, generation, checked), ensure_ascii=False, allow_nan=False)
+        )
     elif not output.quiet:
         seed = None if greedy else generation.seed
         talk_console().print(summary_view(generation.summary, generation.finish_reason, seed))

@@ -17,10 +17,8 @@ from qdraft.core.sampling import Row, Sampler
 from qdraft.types import Distribution, Draft, Origin, Verdict
 
 
-def verify(
-    draft: Draft, rows: Sequence[Row], context: Sequence[int], sampler: Sampler, rng: Rng
-) -> Verdict:
-    """Verify a draft of n tokens against n + 1 rows of the target's logits.
+def verify(draft: Draft, rows: Row, context: Sequence[int], sampler: Sampler, rng: Rng) -> Verdict:
+    """Verify a draft of n tokens against the target's logits, shape [n + 1, n_vocab].
 
     Row i follows ``context`` and the first i draft tokens. Rows after the first
     rejection are not looked at. Raises LogitsError on a bad row.

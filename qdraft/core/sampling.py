@@ -36,7 +36,9 @@ class Sampler:
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.intp)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._penalises = params.repeat_last_n != 0 and (
-            params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+            params.repeat_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
         )
 
     @property
@@ -83,9 +85,7 @@ class Sampler:
         top = row.max()
         return 1.0 / float(np.exp(row - top).sum(dtype=np.float64))
 
-    def adjust(
-        self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()
-    ) -> Row:
+    def adjust(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Row:
         """Bias and penalties, on a copy: rows are borrowed from the engine."""
         if not (len(self._bias_ids) or self._penalises):
             return row
@@ -116,7 +116,7 @@ def recent(context: Sequence[int], drafted: Sequence[int], n: int) -> list[int]:
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
     """exp(logits / temperature), normalised; shape [n], float64."""
-    out = np.exp((logits - logits.max()) / temperature)
+    out: Floats = np.exp((logits - logits.max()) / temperature)
     out /= out.sum()
     return out
 

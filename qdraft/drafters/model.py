@@ -29,10 +29,12 @@ class ModelDrafter:
     def __init__(self, engine: Engine, n_vocab: int) -> None:
         self.engine = engine
         self._n_vocab = n_vocab
+        self._n_prompt = 0
         self._told_full = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.engine.truncate(0)
+        self._n_prompt = len(prompt)
         self._told_full = False
 
     def draft(
@@ -48,8 +50,12 @@ class ModelDrafter:
         tokens: list[int] = []
         probs: list[Distribution] = []
         n_before = self.engine.n_past
-        feed = context[n_before:]
         try:
+            if n_before == 0 and room > 0:
+                # The prompt in a batch of its own, as the target read it: other batch shapes
+                # give other roundings, which stay in the cells and cost acceptance.
+                self.engine.eval(context[: self._n_prompt], 0)
+            feed = context[self.engine.n_past :]
             for _ in range(min(n_draft, room)):
                 row = self.engine.eval(feed, 1)[0, : self._n_vocab]
                 if p_min > 0 and sampler.confidence(row) < p_min:

@@ -69,7 +69,9 @@ def ask(store: Path, key: str, run: Run) -> bool:
 
 def _run_child(command: Sequence[str]) -> int:
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120).returncode
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+        ).returncode
     except subprocess.TimeoutExpired:
         return 1
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
-from collections import deque
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +15,8 @@ from qdraft.errors import EngineError
 
 log = logging.getLogger("qdraft.llama.cpp")
 
-_LEVELS = {2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}  # ggml: info, warn, error
-_errors: deque[str] = deque(maxlen=3)
+_ERROR, _CONTINUED = 4, 5  # of ggml.h; the binding's own table has them wrong
+_errors: list[str] = []
 _keep: list[Any] = []  # callbacks that native code holds must not be collected
 
 
@@ -36,31 +36,34 @@ def native() -> Any:
 
 
 def _route_log(llama_cpp: Any) -> None:
-    """Whole lines go to the logger; none reaches the terminal unless a handler is set."""
+    """Whole lines go to the logger, at debug level: none reaches a terminal unasked."""
     line: list[str] = []
-    level = logging.DEBUG
+    level = 0
 
     def receive(ggml_level: int, text: bytes, _user_data: object) -> None:
         nonlocal level
-        if ggml_level != 5:  # 5 continues the line before
-            level = _LEVELS.get(ggml_level, logging.DEBUG)
+        if ggml_level != _CONTINUED:
+            level = ggml_level
         line.append(text.decode("utf-8", "replace"))
         if not line[-1].endswith("\n"):
             return
         message = "".join(line).rstrip()
         line.clear()
-        if level == logging.WARNING and message:
+        if level == _ERROR and message:
             _errors.append(message)
-        log.log(level, "%s", message)
+        log.debug("%s", message)
 
     callback = llama_cpp.llama_log_callback(receive)
     _keep.append(callback)
     llama_cpp.llama_log_set(callback, None)
 
 
-def last_error(default: str) -> str:
-    """llama.cpp's own last words on what went wrong."""
-    return _errors[-1] if _errors else default
+def native_error() -> str:
+    """llama.cpp's own words on what went wrong: the first error since ``forget_errors``.
+
+    The first names the cause, those after it only say that the caller failed too.
+    """
+    return _errors[0] if _errors else "llama.cpp gave no reason"
 
 
 def forget_errors() -> None:
@@ -78,7 +81,7 @@ def build_id() -> str:
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or package / "lib")
     files = sorted(f for f in folder.iterdir() if f.is_file() and not f.is_symlink())
     stamp = ",".join(f"{f.name}:{f.stat().st_size}:{int(f.stat().st_mtime)}" for f in files)
-    return f"{library_version()} {stamp}"
+    return f"{library_version()}-{_digest(stamp)}"
 
 
 def cpu_id() -> str:
@@ -86,10 +89,14 @@ def cpu_id() -> str:
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+        return f"{platform.machine()} {platform.processor()}".strip()
     lines = info.split("\n\n", 1)[0].splitlines()
     told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return f"{platform.machine()} {' '.join(told)}"
+    return f"{platform.machine()}-{_digest(' '.join(told))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def default_threads() -> int:

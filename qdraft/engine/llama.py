@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.engine.library import default_threads, forget_errors, last_error, native
+from qdraft.engine.library import default_threads, forget_errors, native, native_error
 from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import ContextError, EngineError, ModelFileError, RollbackError, UsageError
 from qdraft.types import ALL_LAYERS, MAX_N_DRAFT, EngineParams
@@ -62,7 +62,7 @@ class LlamaModel:
         if interrupted:
             raise interrupted[0]
         if not self._model:
-            raise ModelFileError(f"{path} does not load: {last_error('llama.cpp gave no reason')}")
+            raise ModelFileError(f"{path} does not load: {native_error()}")
         self.vocab = LlamaVocab(self._model)
 
     @property
@@ -80,7 +80,9 @@ class LlamaModel:
     def can_roll_back(self) -> bool:
         """False for recurrent and hybrid models, whose state cannot be cut to a length."""
         lib = self._lib
-        return not (lib.llama_model_is_recurrent(self.native) or lib.llama_model_is_hybrid(self.native))
+        return not (
+            lib.llama_model_is_recurrent(self.native) or lib.llama_model_is_hybrid(self.native)
+        )
 
     @property
     def file_type(self) -> str:
@@ -89,7 +91,8 @@ class LlamaModel:
 
         text = self._meta(b"general.file_type")
         try:
-            return gguf.LlamaFileType(int(text)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+            name: str = gguf.LlamaFileType(int(text)).name
+            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
         except ValueError:
             return "unknown"
 
@@ -100,6 +103,7 @@ class LlamaModel:
 
     def close(self) -> None:
         if self._model:
+            self.vocab.close()
             self._lib.llama_model_free(self._model)
             self._model = None
 
@@ -128,7 +132,7 @@ class LlamaEngine:
         forget_errors()
         self._context = lib.llama_init_from_model(model.native, native_params)
         if not self._context:
-            reason = last_error("llama.cpp gave no reason")
+            reason = native_error()
             raise EngineError(
                 f"no context of {params.n_ctx} tokens for {model.path.name}: {reason}",
                 hint="a smaller context (-c) or cache type (--cache-type-k, -v) takes less memory",
@@ -156,6 +160,8 @@ class LlamaEngine:
 
     def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
         n = len(tokens)
+        if not self._context:
+            raise EngineError(f"the context of {self._model.path.name} is closed")
         if self._n_past + n > self.n_ctx:
             raise ContextError(f"{self._n_past + n} tokens do not fit the context of {self.n_ctx}")
         start = 0
@@ -169,7 +175,9 @@ class LlamaEngine:
         if not logits:
             return np.empty((0, self.vocab.n_tokens), dtype=np.float32)
         pointer = self._lib.llama_get_logits(self._context)
-        rows: NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(logits, self.vocab.n_tokens))
+        rows: NDArray[np.float32] = np.ctypeslib.as_array(
+            pointer, shape=(logits, self.vocab.n_tokens)
+        )
         return rows
 
     def _decode(self, tokens: Sequence[int], logits: int) -> None:
@@ -186,20 +194,20 @@ class LlamaEngine:
         self.decode_s += time.perf_counter() - started
         if status:
             self._lib.llama_memory_seq_rm(self._memory, 0, self._n_past, -1)
-            raise EngineError(
-                f"llama_decode returned {status} at token {self._n_past}: {last_error('no reason given')}"
-            )
+            reason = native_error()
+            raise EngineError(f"llama_decode returned {status} at {self._n_past}: {reason}")
         self._n_past += n
 
     def truncate(self, n_past: int) -> None:
+        if not self._context:
+            raise EngineError(f"the context of {self._model.path.name} is closed")
         if n_past == 0:
             self._lib.llama_memory_clear(self._memory, False)
         elif n_past >= self._n_past:
             return
         elif not self._lib.llama_memory_seq_rm(self._memory, 0, n_past, -1):
-            raise RollbackError(
-                f"{self._model.path.name}: the cache cannot be cut from {self._n_past} to {n_past} tokens"
-            )
+            name = self._model.path.name
+            raise RollbackError(f"{name}: the cache cannot be cut to {n_past} tokens")
         self._n_past = n_past
 
     def close(self) -> None:

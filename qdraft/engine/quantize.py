@@ -36,7 +36,9 @@ def file_types() -> dict[str, int]:
     """llama.cpp's file types by the names that its quantize tool uses."""
     import gguf
 
-    names = {kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): kind for kind in gguf.LlamaFileType}
+    names = {
+        kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): kind for kind in gguf.LlamaFileType
+    }
     return {name: int(kind) for name, kind in names.items() if name != "GUESSED"}
 
 
@@ -63,7 +65,8 @@ def _run(command: list[str], progress: Progress | None) -> int:
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert child.stdout and child.stderr
+    assert child.stdout is not None
+    assert child.stderr is not None
     last: dict[str, object] = {}
     try:
         for line in child.stdout:
@@ -95,7 +98,7 @@ def _child(source: str, path: str, file_type: str, threads: str) -> int:
     """The child: one JSON line on stdout for each tensor, and one at the end."""
     import logging
 
-    from qdraft.engine.library import last_error, log, native
+    from qdraft.engine.library import log, native, native_error
 
     lib = native()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -117,7 +120,7 @@ def _child(source: str, path: str, file_type: str, threads: str) -> int:
     params.nthread = int(threads)
     params.allow_requantize = True
     status = int(lib.llama_model_quantize(source.encode(), path.encode(), params))
-    end = {"error": last_error("no reason given")} if status else {"n_fallback": n_fallback}
+    end = {"error": native_error()} if status else {"n_fallback": n_fallback}
     print(json.dumps(end), flush=True)
     return status
 

@@ -12,15 +12,29 @@ from qdraft.errors import EngineError, PairError, UsageError
 
 
 class LlamaVocab:
-    """The vocabulary of a loaded model; valid as long as the model is."""
+    """The vocabulary of a loaded model; raises EngineError once that is closed."""
 
     def __init__(self, model: Any) -> None:
         self._lib = native()
         self._model = model
-        self._vocab = self._lib.llama_model_get_vocab(model)
+        self._pointer = self._lib.llama_model_get_vocab(model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = int(self._lib.llama_vocab_bos(self._vocab))
         self._pieces: dict[int, bytes] = {}
+
+    @property
+    def _vocab(self) -> Any:
+        return self._open(self._pointer)
+
+    @staticmethod
+    def _open(pointer: Any) -> Any:
+        if not pointer:
+            raise EngineError("the model of this vocabulary is closed")
+        return pointer
+
+    def close(self) -> None:
+        """The model is freed: native code must not be asked about it any more."""
+        self._model = self._pointer = None
 
     def is_end(self, token: int) -> bool:
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
@@ -69,7 +83,8 @@ class LlamaVocab:
 
     @cached_property
     def _template(self) -> str | None:
-        text = self._lib.llama_model_chat_template(self._model, None)
+        assert self._vocab
+        text = self._lib.llama_model_chat_template(self._open(self._model), None)
         return text.decode("utf-8", "replace") if text else None
 
     @property
@@ -104,10 +119,14 @@ def require_same_vocab(target: LlamaVocab, draft: LlamaVocab) -> None:
     for name, value in target.special().items():
         other = draft.special()[name]
         if value != other:
-            raise _mismatch(f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft")
+            raise _mismatch(
+                f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
+            )
     for token, (one, two) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
         if one != two:
-            raise _mismatch(f"token {token} is {_show(one)} in the target, {_show(two)} in the draft")
+            raise _mismatch(
+                f"token {token} is {_show(one)} in the target, {_show(two)} in the draft"
+            )
     longer = max((target, draft), key=lambda vocab: vocab.n_tokens)
     for token in range(min(target.n_tokens, draft.n_tokens), longer.n_tokens):
         if not longer.unused(token):

@@ -43,10 +43,10 @@ class Bars:
         self._progress.stop()
 
     def building(self, name: str, done: int, of: int) -> None:
-        if f"building {name}" not in self._tasks and not self._quiet:
-            if not self._console.is_terminal:
-                self._console.print(f"building {name}")
-        self._step(f"building {name}", done, of)
+        what = f"building {name}"
+        if what not in self._tasks and not (self._quiet or self._console.is_terminal):
+            self._console.print(what)
+        self._step(what, done, of)
 
     def built(self, made: Quantized) -> None:
         """Say what a quantization really gave."""
@@ -55,7 +55,9 @@ class Bars:
         types = ", ".join(f"{n} {name}" for name, n in made.types.items())
         line = f"built {made.path.name}: {made.n_bytes / 1e6:.0f} MB, matrices: {types}"
         if made.n_fallback:
-            line += f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
+            line += (
+                f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
+            )
         self._console.print(line, soft_wrap=True)
 
     def loading(self, name: str, share: float) -> None:

@@ -22,7 +22,9 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "seed": generation.seed,
         "rounds": [_round(r) for r in generation.rounds],
         "summary": summary,
-        "check": None if check is None else {**dataclasses.asdict(check), "explained": check.explained},
+        "check": None
+        if check is None
+        else {**dataclasses.asdict(check), "explained": check.explained},
         "target": _model(pair.target),
         "draft": _model(pair.draft) if pair.draft else None,
         "library": f"llama-cpp-python {library_version()}",

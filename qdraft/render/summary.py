@@ -67,7 +67,9 @@ def check_view(check: Check, *, greedy: bool) -> RenderableType:
         what = "same as the target alone" if greedy else "every token is in the target's support"
         return _line("check", what, noise)
     cause = "numerics explain it" if check.explained else "numerics do not explain it: a bug"
-    return _line("check", f"forked at token {check.fork}", f"margin {check.margin:.2g}", noise, cause)
+    return _line(
+        "check", f"forked at token {check.fork}", f"margin {check.margin:.2g}", noise, cause
+    )
 
 
 def _line(label: str, *parts: str) -> Text:

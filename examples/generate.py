@@ -1,0 +1,17 @@
+"""Open the default pair, stream a text, read the summary."""
+
+import qdraft
+
+with qdraft.open_pair("smollm2") as pair:
+    text = pair.generate(
+        "Give me three names for a grey cat.",
+        qdraft.SamplingParams(temperature=0.7),
+        qdraft.DecodeParams(n_predict=60, seed=1),
+    )
+    for chunk in text:
+        print(chunk.text, end="", flush=True)
+    print()
+
+    summary = text.summary
+    print(f"{summary.n_tokens} tokens, alpha {summary.alpha:.2f}, tau {summary.tau:.2f}")
+    print(summary.verdict)

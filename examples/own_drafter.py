@@ -1,0 +1,50 @@
+"""The loop with a drafter of one's own, on a fake engine: no model needed.
+
+The drafter guesses that the text repeats what followed the last token before. Whatever it
+proposes, the emitted text is the target's.
+"""
+
+from collections.abc import Sequence
+
+from qdraft.core.rng import SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import FixedSchedule
+from qdraft.decode import decode
+from qdraft.drafters.base import NoDrafter
+from qdraft.metrics import summarize
+from qdraft.testing import FakeClock, FakeEngine, FakeVocab, ScriptedDrafter
+from qdraft.types import SamplingParams
+
+TEXT = [0, 1, 2, 3, 1, 2, 4]
+
+
+def logits(tokens: tuple[int, ...]) -> list[float]:
+    """A target that says TEXT over and over."""
+    following = TEXT[len(tokens) % len(TEXT)]
+    return [10.0 if token == following else 0.0 for token in range(5)]
+
+
+def repeat(context: Sequence[int], n_draft: int) -> Sequence[int]:
+    """What followed the last place where the last two tokens stood together."""
+    for place in range(len(context) - 3, 0, -1):
+        if list(context[place - 1 : place + 1]) == list(context[-2:]):
+            return context[place + 1 : place + 1 + n_draft]
+    return []
+
+
+def generate(drafter: NoDrafter | ScriptedDrafter) -> tuple[list[int], float]:
+    vocab = FakeVocab([b"a", b"b", b"c", b"d", b"e"])
+    sampler = Sampler(SamplingParams(temperature=0), vocab.n_tokens)
+    rounds = list(
+        decode(
+            FakeEngine(logits, vocab), drafter, TEXT[:2], sampler, FixedSchedule(4, plain_every=0),
+            SeededRng(0), stop=lambda token: None, clock=FakeClock(), n_predict=40,
+        )
+    )  # fmt: skip
+    return [token for r in rounds for token in r.tokens], summarize(rounds).tau or 1.0
+
+
+alone, _ = generate(NoDrafter())
+drafted, tau = generate(ScriptedDrafter(repeat))
+assert drafted == alone
+print(f"the same {len(alone)} tokens with {tau:.1f} tokens a round")

@@ -1,0 +1,5 @@
+"""``python -m qdraft``."""
+
+from qdraft.cli.main import main
+
+main()

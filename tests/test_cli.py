@@ -1,0 +1,262 @@
+"""`qdraft` as a person or a script meets it: streams, exit codes, errors, interrupt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from qdraft.cli.options import parse_gpu_layers, parse_logit_bias, parse_tensor_split
+from qdraft.errors import UsageError
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "docs/schema/run.json").read_text())
+PROMPT = ("-p", "What is the capital of France?")
+
+
+def qdraft(*args: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; no terminal anywhere, stdin closed unless given."""
+    return subprocess.run(
+        [sys.executable, "-m", "qdraft", *args],
+        input=stdin,
+        stdin=None if stdin is not None else subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **env},
+        timeout=300,
+        check=False,
+    )
+
+
+def one_error(result: subprocess.CompletedProcess[str], status: int) -> str:
+    """The error line; nothing else but a hint may be said, and stdout stays empty."""
+    lines = result.stderr.splitlines()
+    assert result.returncode == status, result.stderr
+    assert result.stdout == ""
+    assert lines[0].startswith("error: ")
+    assert all(line.startswith("hint: ") for line in lines[1:])
+    assert len(lines) <= 2
+    return lines[0]
+
+
+class TestMistakes:
+    """One line, a hint, an exit code, no traceback; none of these loads a model."""
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("run", "--tempp", "1"), "--tempp"),
+            (("walk",), "walk"),
+            (("run", *PROMPT, "-n", "many"), "--n-predict"),
+            (("run", *PROMPT, "--top-p", "1.5"), "top_p is 1.5"),
+            (("run", *PROMPT, "-n", "-2"), "n_predict is -2"),
+            (("run", *PROMPT, "--n-draft", "99"), "n_draft is 99"),
+            (("run", *PROMPT, "--stop", ""), "stop"),
+            (("run", *PROMPT, "-ngl", "some"), "--gpu-layers is some"),
+            (("run", *PROMPT, "-ts", "a,b"), "--tensor-split is a,b"),
+            (("run", *PROMPT, "-l", "12"), "--logit-bias is 12"),
+            (("run", *PROMPT, "-ctk", "q3"), "cache_type_k is q3"),
+            (("run", *PROMPT, "-ctv", "q8_0", "-fa", "off"), "needs flash attention"),
+            (("run", *PROMPT, "-b", "64", "-ub", "128"), "n_ubatch is 128"),
+            (("run", *PROMPT, "-d", "draft.gguf"), "needs a target"),
+            (("run", *PROMPT, "-m", "a.gguf", "--pair", "smollm2"), "not both"),
+            (("run", *PROMPT, "-m", "a", "-d", "b", "--no-draft"), "not both"),
+            (("run", *PROMPT, "--json", "--color"), "do not go together"),
+            (("run", *PROMPT, "--quiet", "--verbose"), "do not go together"),
+            (("run", *PROMPT, "-f", "x.txt"), "not both"),
+            (("run", "-f", "no-such-file.txt"), "cannot be read"),
+            (("run", *PROMPT, "--pair", "nothing"), "no pair is called nothing"),
+            (("run", *PROMPT, "--models-file", "none.yaml"), "cannot be read"),
+        ],
+    )
+    def test_usage(self, args: tuple[str, ...], message: str) -> None:
+        assert message in one_error(qdraft(*args), 2)
+
+    def test_not_a_model(self, tmp_path: Path) -> None:
+        assert "does not exist" in one_error(
+            qdraft("run", *PROMPT, "-m", "none.gguf", "--no-draft"), 3
+        )
+        page = tmp_path / "page.gguf"
+        page.write_text("<!DOCTYPE html>")
+        assert "is a web page" in one_error(
+            qdraft("run", *PROMPT, "-m", str(page), "--no-draft"), 3
+        )
+
+    def test_demo_extra_missing(self, tmp_path: Path) -> None:
+        """A pair whose package is not there names the extra to install."""
+        models = tmp_path / "models.yaml"
+        models.write_text(
+            "pairs: {p: {target: F16, source: {extra: demo, sha256: x, files: [{package: not-there, path: x}]}}}"
+        )
+        result = qdraft(
+            "run",
+            *PROMPT,
+            "--pair",
+            "p",
+            "--models-file",
+            str(models),
+            QDRAFT_CACHE_DIR=str(tmp_path),
+        )
+        assert "not-there, which is not installed" in one_error(result, 2)
+        assert "qdraft[demo]" in result.stderr
+
+
+def test_help_and_version() -> None:
+    top = qdraft("--help")
+    assert top.returncode == 0
+    assert "run" in top.stdout
+    page = qdraft("run", "--help")
+    for option in ("--prompt", "--n-draft", "-ngl", "--flash-attn", "--check", "--json"):
+        assert option in page.stdout
+    assert max(len(line) for line in page.stdout.splitlines()) <= 80
+    assert re.match(r"qdraft \S+, llama-cpp-python \S+\n$", qdraft("--version").stdout)
+
+
+def test_option_values() -> None:
+    assert [parse_gpu_layers(t, "x") for t in ("auto", "all", "0", "12")] == [None, -1, 0, 12]
+    assert parse_tensor_split("3,1") == (3.0, 1.0)
+    assert parse_tensor_split(None) == ()
+    assert parse_logit_bias(["15043+1", "7-0.5", "3-inf"]) == {
+        15043: 1.0,
+        7: -0.5,
+        3: -float("inf"),
+    }
+    for bad in ("x", "-1", "1.5", ""):
+        with pytest.raises(UsageError):
+            parse_gpu_layers(bad, "x")
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("smollm2")
+class TestRun:
+    def test_text_on_stdout_talk_on_stderr(self) -> None:
+        result = qdraft("run", *PROMPT, "--temp", "0", "-n", "48", "--check")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("The capital of France is Paris")
+        for word in (
+            "tokens",
+            "t/s",
+            "first token",
+            "alpha",
+            "draft yield",
+            "tau",
+            "rounds",
+            "verdict",
+            "check",
+        ):
+            assert word in result.stderr
+        for noise in ("llama_", "ggml_", "Traceback", "\x1b"):
+            assert noise not in result.stdout + result.stderr
+        assert "same as the target alone" in result.stderr or "forked at token" in result.stderr
+
+    def test_json_matches_its_schema(self) -> None:
+        for extra in (("--check",), ("--no-draft",), ("-n", "0"), ("-n", "1")):
+            result = qdraft("run", *PROMPT, "-n", "24", "--seed", "7", "--json", *extra)
+            report = json.loads(result.stdout)
+            jsonschema.validate(report, SCHEMA)
+            assert report["seed"] == 7
+            assert len(report["tokens"]) == report["summary"]["n_tokens"]
+            assert (report["draft"] is None) == ("--no-draft" in extra)
+            assert sum(r["n_emitted"] for r in report["rounds"]) == len(report["tokens"])
+
+    def test_a_drawn_seed_is_printed_and_repeats_the_text(self) -> None:
+        """Case 21."""
+        first = qdraft("run", *PROMPT, "-n", "24", "--temp", "1.5")
+        found = re.search(r"seed (\d+)", first.stderr)
+        assert found
+        again = qdraft("run", *PROMPT, "-n", "24", "--temp", "1.5", "--seed", found[1])
+        other = qdraft("run", *PROMPT, "-n", "24", "--temp", "1.5")
+        assert first.stdout == again.stdout != other.stdout
+
+    def test_the_prompt_from_stdin_or_a_file(self, tmp_path: Path) -> None:
+        asked = qdraft("run", *PROMPT, "-n", "8", "--temp", "0", "--quiet")
+        assert asked.stderr == ""
+        file = tmp_path / "prompt.txt"
+        file.write_text(PROMPT[1] + "\n")
+        for result in (
+            qdraft("run", "-n", "8", "--temp", "0", "--quiet", stdin=PROMPT[1]),
+            qdraft("run", "-p", "-", "-n", "8", "--temp", "0", "--quiet", stdin=PROMPT[1] + "\n"),
+            qdraft("run", "-f", "-", "-n", "8", "--temp", "0", "--quiet", stdin=PROMPT[1]),
+            qdraft("run", "-f", str(file), "-n", "8", "--temp", "0", "--quiet"),
+        ):
+            assert (result.stdout, result.returncode) == (asked.stdout, 0)
+
+    def test_empty_prompt(self) -> None:
+        assert one_error(qdraft("run", "--raw", stdin=""), 2) == "error: the prompt is empty"
+
+    def test_colour_needs_a_terminal(self) -> None:
+        result = qdraft("run", *PROMPT, "-n", "8", "--temp", "0", "--quiet", "--color")
+        assert "\x1b" not in result.stdout
+        assert result.stdout.strip()
+
+    def test_verbose_shows_the_native_log(self) -> None:
+        assert "llama_context" in qdraft("run", *PROMPT, "-n", "1", "--verbose").stderr
+
+    def test_prompt_longer_than_the_context(self) -> None:
+        result = qdraft("run", "-p", "word " * 200, "-c", "128")
+        assert re.search(
+            r"the prompt has 2\d\d tokens, but the context holds 128", one_error(result, 5)
+        )
+
+    def test_foreign_files(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
+        half = tmp_path / "half.gguf"
+        half.write_bytes(smollm2[1].read_bytes()[:500_000])
+        result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-d", str(half))
+        assert "half.gguf does not load" in one_error(result, 3)
+
+    def test_a_target_without_a_draft_says_so(self, smollm2: tuple[Path, Path]) -> None:
+        result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-n", "4")
+        assert result.returncode == 0
+        assert result.stderr.startswith("warning: no draft is given")
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a child")
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_interrupt_keeps_the_text_and_shows_the_summary(self, as_json: bool) -> None:
+        ban = [arg for token in (0, 2, 4) for arg in ("-l", f"{token}-inf")]
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "qdraft",
+                "run",
+                *PROMPT,
+                *ban,
+                *(["--json"] if as_json else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        head = b"" if as_json else child.stdout.read(20)
+        time.sleep(4 if as_json else 0)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 130
+        assert b"Traceback" not in err
+        assert b"interrupted" in err
+        if as_json:
+            report = json.loads(out)
+            jsonschema.validate(report, SCHEMA)
+            assert report["finish_reason"] == "interrupted"
+        else:
+            assert len(head + out) > 20
+            assert b"t/s" in err
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="uses head")
+    def test_a_closed_pipe_is_no_error(self) -> None:
+        command = f"{sys.executable} -m qdraft run -p 'Count to a hundred.' -n 200 | head -c 1"
+        result = subprocess.run(
+            command, shell=True, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert len(result.stdout) == 1
+        assert "Traceback" not in result.stderr
+        assert "BrokenPipe" not in result.stderr

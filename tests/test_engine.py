@@ -1,0 +1,189 @@
+"""Probing, quantizing and pairing on real files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from qdraft.engine.extra_buffers import _run_child, ask
+from qdraft.engine.library import build_id, cpu_id, default_threads, library_version
+from qdraft.engine.llama import LlamaModel
+from qdraft.engine.quantize import quantize
+from qdraft.engine.vocab import require_same_vocab
+from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.types import EngineParams
+
+pytestmark = pytest.mark.real
+
+
+class TestExtraBuffers:
+    """A machine on which tile instructions kill the process works out of the box."""
+
+    @pytest.mark.parametrize("status", [-4, -11, 0xC000001D, 132])
+    def test_a_child_that_dies_means_no_and_is_remembered(
+        self, tmp_path: Path, status: int
+    ) -> None:
+        store, asked = tmp_path / "kept.json", []
+
+        def run(command: Sequence[str]) -> int:
+            asked.append(command)
+            return status
+
+        assert ask(store, "build and cpu", run) is False
+        assert ask(store, "build and cpu", run) is False
+        assert len(asked) == 1
+        ask(store, "another cpu", run)
+        assert len(asked) == 2
+        assert json.loads(store.read_text()) == {"build and cpu": False, "another cpu": False}
+
+    def test_a_real_sigill(self, tmp_path: Path) -> None:
+        if sys.platform == "win32":
+            pytest.skip("signals of this kind are POSIX")
+        die = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+        run = lambda command: _run_child([sys.executable, "-c", die])  # noqa: E731
+        assert ask(tmp_path / "kept.json", "key", run) is False
+        assert json.loads((tmp_path / "kept.json").read_text()) == {"key": False}
+
+    def test_an_ordinary_failure_means_no_for_now(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert ask(tmp_path / "kept.json", "key", lambda command: 1) is False
+        assert not (tmp_path / "kept.json").exists()
+        assert "stay off" in caplog.text
+
+    def test_the_child_decodes_here_or_dies_of_a_signal(self, tmp_path: Path) -> None:
+        """The tiny model loads and decodes; only an illegal instruction may stop it."""
+        statuses = []
+
+        def run(command: Sequence[str]) -> int:
+            statuses.append(_run_child(command))
+            return statuses[-1]
+
+        assert ask(tmp_path / "kept.json", "key", run) is (statuses[0] == 0)
+        assert statuses[0] <= 0
+
+    def test_a_damaged_store_is_replaced(self, tmp_path: Path) -> None:
+        store = tmp_path / "kept.json"
+        store.write_text("{")
+        assert ask(store, "key", lambda command: 0) is True
+        assert json.loads(store.read_text()) == {"key": True}
+
+
+def test_names_of_build_and_cpu() -> None:
+    assert build_id().startswith(library_version())
+    assert build_id() == build_id()
+    assert cpu_id()
+    assert default_threads() >= 1
+
+
+class TestQuantize:
+    def test_types_and_fallbacks_are_told(self, source_file: Path, tmp_path: Path) -> None:
+        """Case 32: what a file is called and what it holds are two things."""
+        steps: list[tuple[int, int]] = []
+        made = quantize(
+            source_file,
+            tmp_path / "q2.gguf",
+            "Q2_K",
+            threads=2,
+            progress=lambda *s: steps.append(s),
+        )
+        assert steps[-1] == (272, 272)
+        assert len(steps) == 272
+        assert made.n_fallback == 180
+        assert made.types["Q4_0"] == 180
+        assert "Q2_K" not in made.types
+        assert made.n_bytes == made.path.stat().st_size
+
+    def test_interrupt_leaves_nothing(self, source_file: Path, tmp_path: Path) -> None:
+        def stop(done: int, of: int) -> None:
+            if done > 20:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            quantize(source_file, tmp_path / "out.gguf", "F16", threads=2, progress=stop)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_failure_leaves_nothing_and_gives_the_reason(self, tmp_path: Path) -> None:
+        bad = tmp_path / "bad.gguf"
+        bad.write_bytes(b"GGUF" + bytes(100))
+        with pytest.raises(EngineError, match=r"could not quantize .*bad\.gguf: \S+"):
+            quantize(bad, tmp_path / "out.gguf", "F16", threads=1)
+        assert list(tmp_path.iterdir()) == [bad]
+
+    def test_unknown_type_names_the_known_ones(self, source_file: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="Q9_K") as caught:
+            quantize(source_file, tmp_path / "out.gguf", "Q9_K", threads=1)
+        assert caught.value.hint is not None
+        assert "Q2_K" in caught.value.hint
+
+
+def tiny_model(
+    path: Path, tokens: Sequence[str], unused: Sequence[int] = (), eos: int = 1
+) -> LlamaModel:
+    """A llama model of zeros with a vocabulary of these tokens."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(tokens))
+    kinds = [
+        gguf.TokenType.UNUSED if i in unused else gguf.TokenType.NORMAL for i in range(len(tokens))
+    ]
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(eos)
+    square = np.zeros((32, 32), dtype=np.float32)
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), dtype=np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(32, dtype=np.float32))
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        writer.add_tensor(f"blk.0.{name}.weight", square)
+    for name in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return LlamaModel(path, EngineParams())
+
+
+class TestSameVocabulary:
+    """Case 12: the first differing token and both texts; case 13: padding is no difference."""
+
+    tokens = ("<s>", "</s>", "a", "b", "ab")
+
+    def test_same(self, tmp_path: Path) -> None:
+        one = tiny_model(tmp_path / "1.gguf", self.tokens)
+        require_same_vocab(one.vocab, tiny_model(tmp_path / "2.gguf", self.tokens).vocab)
+
+    def test_first_difference(self, tmp_path: Path) -> None:
+        one = tiny_model(tmp_path / "1.gguf", self.tokens)
+        two = tiny_model(tmp_path / "2.gguf", ("<s>", "</s>", "a", "X", "Y"))
+        with pytest.raises(PairError, match="token 3 is 'b' in the target, 'X' in the draft"):
+            require_same_vocab(one.vocab, two.vocab)
+
+    def test_special_ids(self, tmp_path: Path) -> None:
+        one = tiny_model(tmp_path / "1.gguf", self.tokens)
+        two = tiny_model(tmp_path / "2.gguf", self.tokens, eos=2)
+        with pytest.raises(PairError, match="eos is 1 in the target, 2 in the draft"):
+            require_same_vocab(one.vocab, two.vocab)
+
+    def test_padding_may_differ_but_real_tokens_may_not(self, tmp_path: Path) -> None:
+        one = tiny_model(tmp_path / "1.gguf", self.tokens)
+        padded = tiny_model(tmp_path / "2.gguf", (*self.tokens, "[PAD5]", "[PAD6]"), unused=[5, 6])
+        require_same_vocab(one.vocab, padded.vocab)
+        require_same_vocab(padded.vocab, one.vocab)
+        longer = tiny_model(tmp_path / "3.gguf", (*self.tokens, "new"))
+        with pytest.raises(PairError, match="token 5, 'new', is only in the draft"):
+            require_same_vocab(one.vocab, longer.vocab)

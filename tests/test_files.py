@@ -1,0 +1,63 @@
+"""Files: what is not a GGUF is named, and nothing is ever half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdraft.errors import ModelFileError
+from qdraft.gguf.identify import require_gguf
+from qdraft.paths import new_file
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
+        (b"PK\x03\x04rest", "zip archive"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b"\x80\x02}q", "pickle"),
+        (b'\x40\x00\x00\x00\x00\x00\x00\x00{"a":{}}', "safetensors"),
+        (b"FUGG\x00\x00", "big-endian"),
+        (b"hello world", "not a GGUF file: it starts with b'hello wo'"),
+    ],
+)
+def test_other_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=message):
+        require_gguf(path)
+
+
+def test_missing_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="does not exist"):
+        require_gguf(tmp_path / "none.gguf")
+    with pytest.raises(ModelFileError, match="folder"):
+        require_gguf(tmp_path)
+
+
+def test_new_file_appears_only_when_complete(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "out.bin"
+    with new_file(path) as part:
+        part.write_bytes(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with new_file(path) as part:
+            part.write_bytes(b"half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.glob("*.part")) == []

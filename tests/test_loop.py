@@ -1,0 +1,264 @@
+"""The loop on a fake engine: counts, caches, limits. Numbers name the cases of public bug reports."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
+
+from qdraft.core.acceptance import verify
+from qdraft.core.rng import SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.drafters.base import NoDrafter
+from qdraft.drafters.model import ModelDrafter
+from qdraft.errors import ContextError, LogitsError, RollbackError
+from qdraft.testing import FakeEngine, ScriptedDrafter
+from qdraft.types import Draft, FinishReason, Origin, SamplingParams
+
+
+def alone(n_predict: int = 32, **kwargs: object) -> list[int]:
+    return tokens_of(list(run(engine(), NoDrafter(), n_predict=n_predict, **kwargs)))  # type: ignore[arg-type]
+
+
+def wrong(context: list[int] | tuple[int, ...], n: int) -> list[int]:
+    """Never what the target would say."""
+    logits = table_logits(8, 7)
+    return [(int(np.argmax(logits(tuple(context)))) + 1) % 8] * n
+
+
+def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
+    """Case 2: also the first draft token of a block is verified."""
+    rounds = list(run(engine(), ScriptedDrafter(wrong), n_draft=1))
+    assert tokens_of(rounds) == alone()
+    assert sum(r.n_accepted for r in rounds) == 0
+    assert all(r.n_tested == 1 for r in rounds[1:-1])  # the last one has no room for a draft
+
+
+def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
+    """Case 3."""
+    perfect = model_drafter(blend=0.0)
+    script = ScriptedDrafter(lambda context, n: [])
+
+    class Alternating(ScriptedDrafter):
+        def draft(self, context, n_draft, sampler, rng, *, p_min=0.0):  # type: ignore[no-untyped-def]
+            self.turn = not getattr(self, "turn", False)
+            chosen = perfect if self.turn else script
+            return chosen.draft(context, n_draft, sampler, rng)
+
+        def accept(self, n_accepted, context):  # type: ignore[no-untyped-def]
+            perfect.accept(n_accepted, context)
+
+    rounds = list(run(engine(), Alternating(lambda c, n: [])))
+    assert [r.n_draft for r in rounds[:4]] == [0, 4, 0, 4]
+    assert tokens_of(rounds) == alone()
+
+
+def test_a_model_that_drafts_for_itself_accepts_everything_to_the_end() -> None:
+    """Case 4: a cache out of step would let acceptance sink while the text stays right."""
+    rounds = list(run(engine(), model_drafter(blend=0.0), n_predict=1000))
+    drafted = [r for r in rounds if r.n_draft]
+    assert all(r.n_accepted == r.n_draft for r in drafted)
+    pattern = [[r.origin_of(i) for i in range(r.n_emitted)] for r in drafted[:-1]]
+    assert all(p == [Origin.DRAFT] * 4 + [Origin.BONUS] for p in pattern)
+
+
+def test_own_cache_is_fed_each_token_once() -> None:
+    """After a full acceptance the last draft token and the bonus token go in as one batch."""
+    drafter = model_drafter(blend=0.0)
+    list(run(engine(), drafter, n_predict=21, n_draft=4))
+    assert isinstance(drafter.engine, FakeEngine)
+    assert drafter.engine.widths[:10] == [3, 1, 1, 1, 1, 2, 1, 1, 1, 2]
+
+
+def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
+    """Case 5: over the same contexts the first place of n_draft 4 is that of n_draft 1."""
+
+    def first_place(n_draft: int) -> dict[int, bool]:
+        rounds = run(engine(), model_drafter(blend=0.5), n_predict=400, n_draft=n_draft)
+        return {r.n_context: r.n_accepted > 0 for r in rounds if r.n_draft}
+
+    one, four = first_place(1), first_place(4)
+    shared = one.keys() & four.keys()
+    assert len(shared) > 50
+    assert {k: one[k] for k in shared} == {k: four[k] for k in shared}
+
+
+@pytest.mark.parametrize("plain_every", [2, 3, 5])
+def test_rounds_without_a_draft_leave_the_draft_in_step(plain_every: int) -> None:
+    """Case 6."""
+    rounds = list(run(engine(), model_drafter(8, 0.0), n_predict=200, plain_every=plain_every))
+    assert all(r.n_accepted == r.n_draft for r in rounds)
+    assert any(r.n_draft == 0 for r in rounds[3:])
+
+
+def test_a_full_draft_context_warns_once_and_the_target_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Case 8."""
+    with caplog.at_level(logging.WARNING, logger="qdraft"):
+        rounds = list(run(engine(), model_drafter(blend=0.0, n_ctx=20), n_predict=40))
+    assert tokens_of(rounds) == alone(40)
+    assert [r.message for r in caplog.records] == [
+        "the draft's context of 20 tokens is full: the target goes on alone"
+    ]
+    assert sum(r.n_accepted for r in rounds) > 10
+    assert all(r.n_draft == 0 for r in rounds if r.n_context > 20)
+
+
+def test_the_context_is_never_overrun() -> None:
+    """Case 10: prompt and text fill it to the last place, and the reason is given."""
+    for n_draft in range(6):
+        target = engine(n_ctx=16)
+        rounds = list(
+            run(target, model_drafter(blend=0.0, n_ctx=16), n_predict=-1, n_draft=n_draft)
+        )
+        assert len(tokens_of(rounds)) == 16 - 3
+        assert rounds[-1].finish_reason is FinishReason.CONTEXT_FULL
+
+
+@pytest.mark.parametrize("n_predict", range(8))
+def test_exactly_as_many_tokens_as_asked(n_predict: int) -> None:
+    """Case 11, with a draft that is always right."""
+    rounds = list(run(engine(), model_drafter(blend=0.0), n_predict=n_predict, n_draft=4))
+    assert len(tokens_of(rounds)) == n_predict
+    if n_predict:
+        assert rounds[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ContextError, match=r"20 tokens.*holds 20"):
+        list(run(engine(n_ctx=20), NoDrafter(), prompt=[1] * 20))
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_an_end_token_inside_a_block_cuts_everything(params: SamplingParams) -> None:
+    """Case 15: text, counts and both caches stop at the end token."""
+    cycle = [3, 4, 5, 6, 7]  # what both models say, over and over; 6 ends the text
+
+    def logits(tokens: tuple[int, ...]) -> np.ndarray:
+        row = np.full(8, -50.0)
+        row[cycle[(len(tokens) - 3) % 5]] = 50.0
+        return row
+
+    target = FakeEngine(logits, vocab(8, end=[6]))
+    drafter = ModelDrafter(
+        FakeEngine(logits, vocab(8, end=[])), 8
+    )  # the draft does not stop itself
+    end = target.vocab.is_end
+    rounds = list(
+        run(
+            target,
+            drafter,
+            params=params,
+            stop=lambda t: FinishReason.END_OF_GENERATION if end(t) else None,
+        )
+    )
+    last = rounds[-1]
+    assert tokens_of(rounds) == [3, 4, 5, 6]
+    assert (last.n_draft, last.n_accepted, last.n_tested, last.n_emitted) == (4, 3, 3, 3)
+    assert last.finish_reason is FinishReason.END_OF_GENERATION
+    assert target.cache == [1, 0, 2, 3, 4, 5]
+    assert isinstance(drafter.engine, FakeEngine)
+    assert drafter.engine.cache == [1, 0, 2, 3, 4, 5]
+
+
+def test_the_drafter_stops_at_an_end_token_and_the_target_verifies_it() -> None:
+    """Case 15: a drafted end token does not end the text by itself."""
+    drafter = model_drafter(blend=0.9, end=range(8))  # to the draft every token is an end
+    rounds = list(run(engine(), drafter))
+    assert all(r.n_draft <= 1 for r in rounds)
+    assert tokens_of(rounds) == alone()
+    assert 0 < sum(r.n_accepted for r in rounds) < sum(r.n_draft for r in rounds)
+
+
+PENALTIES = SamplingParams(
+    temperature=0, repeat_penalty=1.5, repeat_last_n=5, presence_penalty=0.4, frequency_penalty=0.3
+)
+
+
+@pytest.mark.parametrize("n_draft", [1, 3, 6])
+def test_penalties_see_the_draft_row_by_row(n_draft: int) -> None:
+    """Case 20: the same ids as without a draft, and the self-pair accepts everything."""
+    plain = tokens_of(list(run(engine(), NoDrafter(), params=PENALTIES, n_predict=120)))
+    own = list(
+        run(engine(), model_drafter(blend=0.0), params=PENALTIES, n_predict=120, n_draft=n_draft)
+    )
+    other = list(run(engine(), model_drafter(), params=PENALTIES, n_predict=120, n_draft=n_draft))
+    assert tokens_of(own) == tokens_of(other) == plain != alone(120)
+    assert all(r.n_accepted == r.n_draft for r in own)
+
+
+def nan_at(length: int, blend: float = 0.0) -> FakeEngine:
+    logits = table_logits(8, 7, blend=blend)
+    bad = np.full(8, np.nan)
+    return FakeEngine(lambda tokens: bad if len(tokens) == length else logits(tokens), vocab(8))
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_nan_in_the_draft_drops_the_round(params: SamplingParams) -> None:
+    """Case 22: the text goes on, the round is counted, later drafts are fine."""
+    rounds = list(run(engine(), ModelDrafter(nan_at(10), 8), params=params))
+    assert len(tokens_of(rounds)) == 32
+    assert sum(r.dropped for r in rounds) >= 1
+    assert all(r.n_draft == 0 for r in rounds if r.dropped)
+    assert any(r.n_accepted for r in rounds if r.n_context > 10)
+    if params is GREEDY:
+        assert tokens_of(rounds) == alone()
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_nan_in_the_target_is_an_error(params: SamplingParams) -> None:
+    """Case 22."""
+    with pytest.raises(LogitsError, match="nan"):
+        list(run(nan_at(10), model_drafter(blend=0.0), params=params))
+
+
+def test_a_refused_rollback_is_an_error() -> None:
+    with pytest.raises(RollbackError):
+        list(run(engine(can_rollback=False), model_drafter(blend=0.8)))
+
+
+def test_between_rounds_the_target_holds_all_but_the_last_token() -> None:
+    target, drafter = engine(), model_drafter()
+    text = [1, 0, 2]
+    for r in run(target, drafter, n_predict=64):
+        text += r.tokens
+        assert target.cache == text[:-1]
+        assert isinstance(drafter.engine, FakeEngine)
+        assert drafter.engine.cache == text[: drafter.engine.n_past]
+        assert r.n_tested == (r.n_accepted if r.n_accepted == r.n_draft else r.n_accepted + 1)
+
+
+def test_the_prompt_round_drafts_nothing() -> None:
+    """The first token is not kept waiting for the draft's own reading of the prompt."""
+    first = next(run(engine(), model_drafter()))
+    assert (first.n_prompt, first.n_draft, first.n_emitted, first.origin) == (
+        3,
+        0,
+        1,
+        Origin.TARGET,
+    )
+
+
+def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
+    rounds = list(run(engine(), model_drafter(), params=PLAIN, p_min=0.5, n_predict=200))
+    sampler = Sampler(PLAIN, 8)
+    logits = table_logits(8, 7, blend=0.3)
+    text = [1, 0, 2]
+    n_stopped = 0
+    for r in rounds:
+        if r.n_context + 5 <= 203 and r.index > 0:
+            for i in range(min(r.n_draft + 1, 4)):
+                row = np.array(logits((*text, *r.draft_tokens[:i])), dtype=np.float32)
+                assert (sampler.confidence(row) >= 0.5) == (i < r.n_draft)
+            n_stopped += r.n_draft < 4
+        text += r.tokens
+    assert n_stopped > 10
+
+
+def test_rows_after_a_rejection_are_not_looked_at() -> None:
+    rows = np.array([[0, 1, 0], [np.nan] * 3], dtype=np.float32)
+    verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0))
+    assert (verdict.n_accepted, verdict.n_tested, verdict.token) == (0, 1, 1)

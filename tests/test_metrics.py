@@ -1,0 +1,95 @@
+"""Counts, rates and the verdict, from rounds whose figures are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import engine, model_drafter, run
+
+from qdraft.core.costmodel import break_even_alpha, expected_tokens, speedup
+from qdraft.metrics import summarize
+from qdraft.types import Origin, Round
+
+
+def make(
+    n_draft: int, n_accepted: int, *, draft_s: float = 0.0, verify_s: float = 1.0, **kw: object
+) -> Round:
+    values: dict[str, object] = {
+        "index": 1, "source": "model", "n_context": 10, "n_prompt": 0, "n_draft": n_draft,
+        "n_tested": n_accepted + (n_accepted < n_draft), "n_accepted": n_accepted,
+        "tokens": (1,) * (n_accepted + 1), "draft_tokens": (1,) * n_draft, "origin": Origin.TARGET,
+        "dropped": False, "finish_reason": None, "draft_s": draft_s, "verify_s": verify_s, "other_s": 0.0,
+    }  # fmt: skip
+    return Round(**{**values, **kw})  # type: ignore[arg-type]
+
+
+PROMPT = make(0, 0, verify_s=9.0, n_prompt=5, index=0)
+
+
+def test_alpha_is_per_tested_token_and_draft_yield_is_not() -> None:
+    """At a true rate of .8 and 5 drafts, accepted / drafted reads .538; alpha reads .8."""
+    rng = np.random.default_rng(0)
+    rounds = [PROMPT]
+    for _ in range(20000):
+        hits = rng.random(5) < 0.8
+        rounds.append(make(5, int(np.argmin(hits)) if not hits.all() else 5))
+    summary = summarize(rounds)
+    assert summary.alpha == pytest.approx(0.8, abs=0.01)
+    assert summary.draft_yield == pytest.approx(0.538, abs=0.01)
+    assert summary.tau == pytest.approx(expected_tokens(0.8, 5), abs=0.03)
+
+
+def test_the_clock_and_the_tokens_cover_the_same_interval() -> None:
+    summary = summarize([PROMPT, make(0, 0), make(4, 4, draft_s=1.0, verify_s=2.0)], ttft_s=9.5)
+    assert summary.n_tokens == 7
+    assert summary.tokens_per_second == pytest.approx(6 / 4)
+    assert summary.target_tokens_per_second == pytest.approx(1.0)
+    assert summary.speedup == pytest.approx(1.5)
+    assert summary.c == pytest.approx(0.25)
+    assert summary.v == {5: 2.0}
+    assert summary.accepted_histogram == (0, 0, 0, 0, 1)
+    assert (summary.prompt_s, summary.ttft_s) == (9.0, 9.5)
+    assert summary.verdict == "1.50 times the target alone (1.0 t/s)"
+
+
+def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
+    """Case 25."""
+    lost = (
+        [PROMPT, make(0, 0)]
+        + [make(2, 0, draft_s=0.5, verify_s=1.5)] * 4
+        + [make(2, 2, draft_s=0.5, verify_s=1.5)]
+    )
+    verdict = summarize(lost).verdict
+    assert verdict is not None
+    assert verdict.startswith("0.73 times the target alone (1.0 t/s): a draft token costs 0.25")
+    assert "n_draft 2 pays from alpha 0.62, here it is 0.33" in verdict
+    hopeless = summarize([PROMPT, make(0, 0), make(2, 0, draft_s=2.0, verify_s=3.0)]).verdict
+    assert hopeless is not None
+    assert "no acceptance rate would pay" in hopeless
+
+
+def test_too_short_to_compare() -> None:
+    assert (
+        summarize([PROMPT, make(2, 1)]).verdict
+        == "too short a text to compare with the target alone"
+    )
+    assert summarize([PROMPT]).verdict is None
+    assert summarize([]).tokens_per_second is None
+
+
+def test_the_loop_measures_the_target_alone() -> None:
+    """Case 25: a run of ordinary length always has its baseline."""
+    summary = summarize(list(run(engine(), model_drafter(), plain_every=32)))
+    assert summary.target_tokens_per_second is not None
+    assert summary.speedup is not None
+    assert summary.n_tokens == sum(summary.accepted_histogram) + summary.n_accepted + (
+        summary.n_rounds - sum(summary.accepted_histogram)
+    )
+
+
+def test_cost_model() -> None:
+    assert expected_tokens(0.5, 2) == 1.75
+    assert expected_tokens(1.0, 3) == 4
+    assert speedup(0.5, 2, c=0.25, v=1.25) == 1.0
+    assert break_even_alpha(2, c=0.25, v=1.25) == pytest.approx(0.5)
+    assert break_even_alpha(1, c=1.0, v=1.5) is None

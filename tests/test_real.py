@@ -1,0 +1,236 @@
+"""Real models through the Python API: the promises that a fake cannot show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdraft
+from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, SamplingParams
+from qdraft.engine.llama import LlamaEngine, LlamaModel
+from qdraft.errors import EngineError, ModelFileError, UsageError
+
+pytestmark = pytest.mark.real
+
+GREEDY = SamplingParams(temperature=0)
+PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+# SmolLM2's end-of-generation tokens: banned, a text goes on to its budget.
+ENDLESS = dict.fromkeys((0, 2, 4), -np.inf)
+PROMPTS = [
+    "Write a Python function that sorts a list.",
+    "What is the capital of France?",
+    "Tell me a short story about a dragon.",
+    "List three prime numbers and explain why they are prime.",
+]
+
+
+@pytest.fixture(scope="module")
+def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
+    """The Q4_1 file as target, whose logits are bit-identical at small widths on most CPUs."""
+    with Pair(source_file, smollm2[1], EngineParams(n_ctx=1024)) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def pair(smollm2: tuple[Path, Path]) -> Iterator[Pair]:
+    with Pair(*smollm2, EngineParams(n_ctx=1024)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def self_pair(source_file: Path) -> Iterator[Pair]:
+    # One thread: with more, llama.cpp splits the attention of a single row over the threads
+    # once the cache passes 256 cells, and a row alone differs from the same row in a batch.
+    with Pair(source_file, source_file, EngineParams(n_ctx=1024, n_threads=1)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_equals_the_target_alone(exact_pair: Pair, prompt: str) -> None:
+    drafted = exact_pair.generate(prompt, GREEDY, DecodeParams(n_predict=100))
+    drafted.read()
+    alone = exact_pair.generate(prompt, GREEDY, DecodeParams(n_predict=100, n_draft=0))
+    alone.read()
+    check = drafted.check()
+    assert check.same == (drafted.tokens == alone.tokens)
+    assert check.explained
+    if check.noise == 0:  # bit-identical logits: then there is no excuse
+        assert drafted.tokens == alone.tokens
+    summary = drafted.summary
+    assert summary.alpha is not None
+    assert 0.2 < summary.alpha < 1
+    assert summary.n_tokens == len(drafted.tokens)
+    assert summary.speedup is not None
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "temperature 1"])
+def test_a_file_paired_with_itself_accepts_nearly_everything(
+    self_pair: Pair, sampling: SamplingParams
+) -> None:
+    params = SamplingParams(
+        temperature=sampling.temperature, top_k=0, top_p=1, min_p=0, logit_bias=ENDLESS
+    )
+    text = self_pair.generate(PROMPTS[2], params, DecodeParams(n_predict=500, seed=1))
+    text.read()
+    assert len(text.tokens) == 500
+    assert text.summary.alpha is not None
+    assert text.summary.alpha >= 0.98
+    drafted = [r for r in text.rounds if r.n_draft]
+    late = drafted[len(drafted) // 2 :]
+    assert sum(r.n_accepted for r in late) >= 0.98 * sum(r.n_tested for r in late)
+    if text.check().noise == 0:
+        assert text.summary.alpha == 1
+
+
+def test_both_of_a_self_pair_share_the_weights(self_pair: Pair) -> None:
+    assert len(self_pair._models) == 1
+    assert len(self_pair._engines) == 2
+
+
+def test_acceptance_of_a_known_pair(pair: Pair) -> None:
+    """Case 7 in small: a library that changes acceptance much must not go unnoticed."""
+    accepted = tested = 0
+    for prompt in PROMPTS:
+        text = pair.generate(prompt, GREEDY, DecodeParams(n_predict=80))
+        text.read()
+        accepted += text.summary.n_accepted
+        tested += text.summary.n_tested
+    assert 0.6 < accepted / tested < 0.85
+
+
+def test_sampled_text_stays_in_the_support(pair: Pair) -> None:
+    text = pair.generate(PROMPTS[2], SamplingParams(), DecodeParams(n_predict=100, seed=3))
+    text.read()
+    check = text.check()
+    assert check.same
+    assert check.noise is not None
+    assert check.noise < 1
+    assert text.seed == 3
+
+
+def test_same_seed_same_text(pair: Pair) -> None:
+    def text(seed: int) -> str:
+        return pair.generate(PROMPTS[2], PLAIN, DecodeParams(n_predict=40, seed=seed)).read()
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_chunks_equal_the_whole(pair: Pair) -> None:
+    text = pair.generate(
+        "Answer with emoji and Japanese: 日本語 🦙", PLAIN, DecodeParams(n_predict=120, seed=5)
+    )
+    chunks = list(text)
+    pieces = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens)
+    assert "".join(chunk.text for chunk in chunks) == text.text == pieces.decode("utf-8", "replace")
+    assert [chunk.token for chunk in chunks if chunk.token is not None] == text.tokens
+    assert {chunk.origin for chunk in chunks} >= {Origin.DRAFT, Origin.TARGET}
+
+
+def test_stop_string(pair: Pair) -> None:
+    whole = pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=60)).read()
+    stop = whole.split()[3]
+    cut = pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=60, stop=(stop,)))
+    assert cut.read() == whole[: whole.index(stop)]
+    assert cut.finish_reason is FinishReason.STOP_STRING
+
+
+def test_end_of_turn_ends_the_text(pair: Pair) -> None:
+    text = pair.generate("Say only: hello", GREEDY, DecodeParams(n_predict=400))
+    text.read()
+    assert text.finish_reason is FinishReason.END_OF_GENERATION
+    assert pair.target_engine.vocab.is_end(text.tokens[-1])
+    assert "<|im_end|>" not in text.text
+
+
+def test_a_prompt_longer_than_the_batch(smollm2: tuple[Path, Path]) -> None:
+    """Case 9, for both models."""
+    prompt = "The quick brown fox jumps over the lazy dog. " * 60
+    with Pair(*smollm2, EngineParams(n_ctx=1024, n_batch=64, n_ubatch=32)) as small:
+        text = small.generate(prompt, GREEDY, DecodeParams(n_predict=24), raw=True)
+        text.read()
+        assert len(text.prompt) > 500
+        assert text.check().explained
+        assert text.summary.alpha is not None
+        assert text.summary.alpha > 0.5  # a draft that misread the prompt accepts nothing
+
+
+def test_context_full(smollm2: tuple[Path, Path]) -> None:
+    with Pair(*smollm2, EngineParams(n_ctx=64)) as small:
+        endless = SamplingParams(temperature=0, logit_bias=ENDLESS)
+        text = small.generate(PROMPTS[2], endless)
+        text.read()
+        assert text.finish_reason is FinishReason.CONTEXT_FULL
+        assert len(text.prompt) + len(text.tokens) == 64
+        with pytest.raises(qdraft.ContextError, match=r"the prompt has \d+ tokens.*holds 64"):
+            small.generate("word " * 100).read()
+
+
+def test_a_draft_that_does_not_load_is_an_error(smollm2: tuple[Path, Path], tmp_path: Path) -> None:
+    """Case 28: never a silent fall back to the target alone."""
+    half = tmp_path / "half.gguf"
+    half.write_bytes(smollm2[1].read_bytes()[:1_000_000])
+    with pytest.raises(ModelFileError, match=r"half.gguf does not load: "):
+        Pair(smollm2[0], half)
+
+
+def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
+    """One batch of several steps gives the rows that one-by-one decoding gives."""
+    model = LlamaModel(source_file, EngineParams())
+    engine = LlamaEngine(model, EngineParams(n_ctx=256, n_batch=128, n_ubatch=64))
+    tokens = model.vocab.tokenize("The quick brown fox jumps over the lazy dog. " * 12)[:110]
+    rows = engine.eval(tokens, 3).copy()
+    assert rows.shape == (3, model.vocab.n_tokens)
+    assert engine.n_past == 110
+    engine.truncate(107)
+    for i in range(3):
+        one = engine.eval([tokens[107 + i]], 1)[0]
+        np.testing.assert_allclose(rows[i], one, atol=0.5)
+        assert rows[i].argmax() == one.argmax()
+    assert engine.eval([1], 0).shape == (0, model.vocab.n_tokens)
+    assert engine.decode_s > 0
+    engine.close()
+    model.close()
+    with pytest.raises(EngineError, match="closed"):
+        _ = model.native
+
+
+def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
+    from qdraft.engine.library import native
+
+    if native().llama_supports_gpu_offload():
+        pytest.skip("this build has a GPU")
+    for params in (EngineParams(n_gpu_layers=3), EngineParams(tensor_split=(1.0,))):
+        with pytest.raises(UsageError, match="no GPU support"):
+            Pair(source_file, None, params)
+
+
+def test_one_text_at_a_time(pair: Pair) -> None:
+    """The same thread is told, another thread waits."""
+    first = iter(pair.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=8)))
+    next(first)
+    with pytest.raises(EngineError, match="in the middle of a text"):
+        pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()
+    texts: list[str] = []
+    other = threading.Thread(
+        target=lambda: texts.append(
+            pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()
+        )
+    )
+    other.start()
+    for _ in first:
+        pass
+    other.join(timeout=60)
+    assert texts
+    assert texts == [pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()]
+
+
+def test_a_closed_pair_says_so(source_file: Path) -> None:
+    opened = Pair(source_file)
+    opened.close()
+    opened.close()
+    with pytest.raises(EngineError, match="closed"):
+        opened.generate("hello").read()

@@ -1,0 +1,182 @@
+"""Each sampling step against an independent, slow and obvious version of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from qdraft.core.acceptance import residual
+from qdraft.core.rng import SeededRng
+from qdraft.core.sampling import Sampler, recent
+from qdraft.errors import LogitsError, UsageError
+from qdraft.types import Distribution, SamplingParams
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def slow_probs(row: np.ndarray, params: SamplingParams, history: list[int]) -> np.ndarray:
+    """llama.cpp's chain, one token at a time."""
+    logits = {i: float(x) for i, x in enumerate(row)}
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    window = (
+        history if params.repeat_last_n < 0 else history[-params.repeat_last_n or len(history) :]
+    )
+    for token in set(window) if params.repeat_last_n else ():
+        x = logits[token]
+        x = x / params.repeat_penalty if x > 0 else x * params.repeat_penalty
+        logits[token] = x - window.count(token) * params.frequency_penalty - params.presence_penalty
+
+    def normalised(temperature: float = 1.0) -> list[tuple[int, float]]:
+        top = max(logits.values())
+        weights = {i: math.exp((x - top) / temperature) for i, x in logits.items()}
+        total = sum(weights.values())
+        return sorted(((i, w / total) for i, w in weights.items()), key=lambda pair: -pair[1])
+
+    def keep(tokens: list[int]) -> None:
+        for token in set(logits) - set(tokens):
+            del logits[token]
+
+    def nucleus(ranked: list[tuple[int, float]], limit: float) -> list[int]:
+        kept, total = [], 0.0
+        for token, p in ranked:
+            kept.append(token)
+            total += p
+            if total >= limit:
+                break
+        return kept
+
+    if params.top_k:
+        keep([i for i, _ in normalised()[: params.top_k]])
+    if params.typical_p < 1:
+        ranked = normalised()
+        entropy = -sum(p * math.log(p) for _, p in ranked if p)
+        keep(
+            nucleus(sorted(ranked, key=lambda q: abs(-math.log(q[1]) - entropy)), params.typical_p)
+        )
+    if params.top_p < 1:
+        keep(nucleus(normalised(), params.top_p))
+    if params.min_p:
+        ranked = normalised()
+        keep([i for i, p in ranked if p >= params.min_p * ranked[0][1]])
+    out = np.zeros(len(row))
+    for token, p in normalised(params.temperature):
+        out[token] = p
+    return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 1.7},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_k": 500},
+        {"top_p": 0.3},
+        {"top_p": 0.95},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"typical_p": 0.5},
+        {"repeat_penalty": 1.3, "repeat_last_n": 4},
+        {"repeat_penalty": 1.3, "repeat_last_n": -1},
+        {"repeat_penalty": 1.3, "repeat_last_n": 0},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+        {"logit_bias": {3: 2.5, 5: -math.inf}},
+        {
+            "top_k": 20,
+            "top_p": 0.8,
+            "min_p": 0.05,
+            "typical_p": 0.9,
+            "temperature": 0.8,
+            "repeat_penalty": 1.1,
+        },
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_distribution(changes: dict[str, object], seed: int) -> None:
+    params = SamplingParams(**{**OFF, **changes})  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    row = rng.normal(size=60, scale=2).astype(np.float32)
+    kept = row.copy()
+    history = [int(t) for t in rng.integers(0, 12, size=20)]
+    got = Sampler(params, 60).distribution(row, history[:-2], history[-2:])
+    np.testing.assert_allclose(got.dense(60), slow_probs(row, params, history), atol=1e-6)
+    assert got.probs.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(row, kept)  # rows are borrowed: never written to
+
+
+def test_greedy_is_the_argmax_after_penalties() -> None:
+    row = np.array([1.0, 3.0, 2.9], dtype=np.float32)
+    assert Sampler(SamplingParams(temperature=0), 3).argmax(row, [1]) == 1
+    assert Sampler(SamplingParams(temperature=0, presence_penalty=0.5), 3).argmax(row, [1]) == 2
+    assert Sampler(SamplingParams(temperature=0, logit_bias={0: 9}), 3).argmax(row, [1]) == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_rows_are_errors(bad: float) -> None:
+    row = np.array([0, bad, 1], dtype=np.float32)
+    sampler = Sampler(SamplingParams(), 3)
+    with pytest.raises(LogitsError):
+        sampler.distribution(row, [])
+    with pytest.raises(LogitsError):
+        sampler.argmax(row, [])
+
+
+def test_everything_banned_is_an_error() -> None:
+    params = SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})
+    with pytest.raises(LogitsError, match="-inf"):
+        Sampler(params, 2).distribution(np.zeros(2, dtype=np.float32), [])
+
+
+def test_bias_beyond_the_vocabulary_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"token 7.*3 tokens"):
+        Sampler(SamplingParams(logit_bias={7: 1.0}), 3)
+
+
+def test_recent() -> None:
+    assert recent([1, 2, 3], [4, 5], 3) == [3, 4, 5]
+    assert recent([1, 2, 3], [4, 5], 1) == [5]
+    assert recent([1, 2, 3], [4, 5], 9) == recent([1, 2, 3], [4, 5], -1) == [1, 2, 3, 4, 5]
+    assert recent([1, 2, 3], [], 0) == []
+
+
+def test_residual_of_different_supports() -> None:
+    """Tokens are matched by id, not by place."""
+    p = Distribution(np.array([0.5, 0.3, 0.2]), np.array([2, 5, 9]))
+    q = Distribution(np.array([0.6, 0.4]), np.array([5, 7]))
+    np.testing.assert_allclose(residual(p, q).dense(10)[[2, 5, 7, 9]], [5 / 7, 0, 0, 2 / 7])
+    dense = Distribution(q.dense(10))
+    np.testing.assert_allclose(residual(p, dense).dense(10), residual(p, q).dense(10))
+    np.testing.assert_allclose(
+        residual(Distribution(p.dense(10)), q).dense(10), residual(p, q).dense(10)
+    )
+
+
+def test_residual_of_equal_distributions_is_the_target() -> None:
+    p = Distribution(np.array([0.5, 0.5]))
+    assert residual(p, p) is p
+
+
+def test_seeded_draws_follow_the_weights_and_never_hit_zero() -> None:
+    rng = SeededRng(5)
+    weights = np.array([0.0, 0.2, 0.0, 0.8, 0.0])
+    draws = np.bincount([rng.draw(weights) for _ in range(5000)], minlength=5)
+    assert draws[0] == draws[2] == draws[4] == 0
+    assert draws[1] / 5000 == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("top_k", -1), ("top_p", 0.0),
+        ("top_p", 1.1), ("min_p", -0.1), ("typical_p", 0.0), ("repeat_penalty", 0.0), ("repeat_last_n", -2),
+        ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.inf}), ("presence_penalty", math.nan),
+    ],
+)  # fmt: skip
+def test_invalid_values_are_named(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
