@@ -24,11 +24,11 @@ def logits(tokens: tuple[int, ...]) -> list[float]:
     return [10.0 if token == following else 0.0 for token in range(5)]
 
 
-def repeat(context: Sequence[int], n_draft: int) -> Sequence[int]:
+def repeat(context: Sequence[int]) -> Sequence[int]:
     """What followed the last place where the last two tokens stood together."""
     for place in range(len(context) - 3, 0, -1):
         if list(context[place - 1 : place + 1]) == list(context[-2:]):
-            return context[place + 1 : place + 1 + n_draft]
+            return context[place + 1 :]
     return []
 
 

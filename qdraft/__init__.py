@@ -40,7 +40,8 @@ from qdraft.types import (
 )
 
 if TYPE_CHECKING:
-    from qdraft.pair import Generation, ModelInfo, Pair, open_pair
+    from qdraft.generation import Generation
+    from qdraft.pair import ModelInfo, Pair, open_pair
 
 __version__ = _version("qdraft")
 

@@ -28,13 +28,14 @@ def decode(
     stop: Stop,
     clock: Clock,
     n_predict: int = -1,
-    p_min: float = 0.0,
+    verify_block: bool = False,
 ) -> Iterator[Round]:
     """Generate after ``prompt`` (token ids, at least one), yielding each round.
 
     The emitted tokens have the law of the target alone under ``sampler``, whatever the
-    drafter proposes. ``stop`` is called once for each emitted token, in order, and ends
-    the text after that token by returning a reason. Between rounds the target's cache
+    drafter proposes; ``verify_block`` takes block verification instead of token-level.
+    ``stop`` is called once for each emitted token, in order, and ends the text after that
+    token by returning a reason. Between rounds the target's cache
     holds all tokens but the last: row 0 of the next verify batch belongs to that one.
 
     Raises ContextError when the prompt leaves no room, LogitsError on bad target logits.
@@ -57,12 +58,12 @@ def decode(
         if n_predict >= 0:
             budget = min(budget, n_predict - (n_context - len(prompt)))
         # The prompt's own round drafts nothing: the first token is not kept waiting.
-        n_draft = min(schedule.n_draft(), budget - 1) if len(pending) == 1 else 0
-        draft = drafter.draft(tokens, n_draft, sampler, rng, p_min=p_min) if n_draft else Draft()
+        gate = schedule.plan(budget - 1 if index else 0)
+        draft = drafter.draft(tokens, gate, sampler, rng) if budget > 1 else Draft()
         drafted = clock()
         rows = target.eval([*pending, *draft.tokens], len(draft.tokens) + 1)
         evaluated = clock()
-        verdict = verify(draft, rows, tokens, sampler, rng)
+        verdict = verify(draft, rows, tokens, sampler, rng, block=verify_block)
         block, finish = cut([*draft.tokens[: verdict.n_accepted], verdict.token], stop)
         tokens += block
         if finish is None and len(block) >= budget:
@@ -82,6 +83,9 @@ def decode(
             tokens=tuple(block),
             draft_tokens=draft.tokens,
             origin=verdict.origin,
+            confidence=draft.confidence,
+            n_draft_rows=draft.n_rows,
+            n_caught_up=draft.n_caught_up,
             dropped=draft.dropped,
             finish_reason=finish,
             draft_s=drafted - started,

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from qdraft.core.costmodel import break_even_alpha
+from qdraft.core.costs import N_READ_FREE
 from qdraft.types import Round
+
+_ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +56,18 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
     """Fold rounds, in order, into a Summary."""
     later = [r for r in rounds if not r.n_prompt]
     drafted = [r for r in later if r.n_draft]
-    plain = [r for r in later if not r.n_draft and not r.dropped]
+    plain = [r for r in later if not r.n_draft]
     n_drafted = sum(r.n_draft for r in drafted)
     n_tested = sum(r.n_tested for r in drafted)
     n_accepted = sum(r.n_accepted for r in drafted)
     histogram = [0] * (1 + max((r.n_accepted for r in drafted), default=-1))
     for r in drafted:
         histogram[r.n_accepted] += 1
-    later_s = sum(r.draft_s + r.verify_s + r.other_s for r in later)
-    rate = _ratio(sum(r.n_emitted for r in later), later_s)
-    alone = (
-        _ratio(1.0, median(r.draft_s + r.verify_s + r.other_s for r in plain)) if plain else None
-    )
+    rate = _ratio(sum(r.n_emitted for r in later), sum(_seconds(r) for r in later))
+    # What a drafter spent before it offered nothing is not the target's time.
+    alone = _ratio(1.0, median(r.verify_s + r.other_s for r in plain)) if plain else None
     alpha = _ratio(n_accepted, n_tested)
-    c, v = _costs(drafted, plain)
+    c, v = _costs(later, plain)
     gain = rate / alone if rate and alone and drafted else None
     return Summary(
         n_prompt=sum(r.n_prompt for r in rounds),
@@ -81,7 +82,7 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
         tau=_ratio(sum(r.n_emitted for r in drafted), len(drafted)),
         accepted_histogram=tuple(histogram),
         ttft_s=ttft_s,
-        prompt_s=sum(r.draft_s + r.verify_s + r.other_s for r in rounds if r.n_prompt),
+        prompt_s=sum(_seconds(r) for r in rounds if r.n_prompt),
         draft_s=sum(r.draft_s for r in later),
         verify_s=sum(r.verify_s for r in later),
         other_s=sum(r.other_s for r in later),
@@ -90,7 +91,7 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
         speedup=gain,
         c=c,
         v=v,
-        verdict=_verdict(gain, alone, alpha, c, v) if drafted else None,
+        verdict=_verdict(len(drafted), gain, alone, alpha, c, v) if drafted else None,
     )
 
 
@@ -98,21 +99,27 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _costs(
-    drafted: Sequence[Round], plain: Sequence[Round]
-) -> tuple[float | None, dict[int, float]]:
-    """c and v(n) from medians: the first draft, which reads the prompt, does not count."""
+def _seconds(round: Round) -> float:
+    return round.draft_s + round.verify_s + round.other_s
+
+
+def _costs(later: Sequence[Round], plain: Sequence[Round]) -> tuple[float | None, dict[int, float]]:
+    """c and v(n) from medians, leaving out drafts that first had to read a part of the text."""
     one = median(r.verify_s for r in plain) if plain else 0.0
-    if not (one and drafted):
-        return None, {}
+    rows = [
+        r.draft_s / r.n_draft_rows for r in later if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
+    ]
     by_width: dict[int, list[float]] = {}
-    for r in drafted:
-        by_width.setdefault(r.n_draft + 1, []).append(r.verify_s)
-    c = median(r.draft_s / r.n_draft for r in drafted) / one
-    return c, {width: median(times) / one for width, times in sorted(by_width.items())}
+    for r in later:
+        if r.n_draft:
+            by_width.setdefault(r.n_draft + 1, []).append(r.verify_s)
+    if not (one and rows):
+        return None, {}
+    return median(rows) / one, {n: median(times) / one for n, times in sorted(by_width.items())}
 
 
 def _verdict(
+    n_drafted: int,
     gain: float | None,
     alone: float | None,
     alpha: float | None,
@@ -120,7 +127,7 @@ def _verdict(
     v: dict[int, float],
 ) -> str:
     """One sentence: does the draft pay here, and if not, what would have to change."""
-    if gain is None or alone is None or alpha is None or c is None:
+    if n_drafted < _ENOUGH or gain is None or alone is None or alpha is None or c is None:
         return "too short a text to compare with the target alone"
     sentence = f"{gain:.2f} times the target alone ({alone:.1f} t/s)"
     if gain >= 1:

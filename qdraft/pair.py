@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from qdraft.check import Check, check
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import FixedSchedule
-from qdraft.decode import decode
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
+from qdraft.engine.kv import KvCourier
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.vocab import require_same_vocab
-from qdraft.errors import EngineError, PairError
+from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.generation import Generation
 from qdraft.gguf.identify import require_gguf
-from qdraft.metrics import Summary, summarize
-from qdraft.text import TextReader, encode_prompt
-from qdraft.types import Chunk, DecodeParams, EngineParams, FinishReason, Round, SamplingParams
+from qdraft.text import encode_prompt
+from qdraft.types import DecodeParams, EngineParams, SamplingParams
 
 log = logging.getLogger(__name__)
 
 LoadProgress = Callable[[str, float], None]  # file name, share loaded
 
-DEFAULT_N_CTX = 4096
+SHARE_KV = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,14 @@ class ModelInfo:
     path: Path
     n_bytes: int
     file_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvSharing:
+    """Whether the draft works on the target's KV cells, and if not, why."""
+
+    shared: bool
+    reason: str = ""
 
 
 class Pair:
@@ -56,13 +59,18 @@ class Pair:
         params: EngineParams | None = None,
         *,
         draft_params: EngineParams | None = None,
+        share_kv: str = "auto",
         progress: LoadProgress | None = None,
     ) -> None:
         """Load both files and prove that their vocabularies are the same.
 
-        ``draft_params`` None loads the draft like the target. Raises ModelFileError,
+        ``draft_params`` None loads the draft like the target. ``share_kv`` "auto" gives the
+        draft the target's KV cells where that is proven to work, "on" demands it, "off" leaves
+        the draft its own; ``kv`` tells what came of it. Raises ModelFileError,
         PairError, UsageError or EngineError; whatever was loaded by then is freed.
         """
+        if share_kv not in SHARE_KV:
+            raise UsageError(f"share_kv is {share_kv}, but must be one of {', '.join(SHARE_KV)}")
         params = params or EngineParams()
         draft_params = draft_params or params
         for path in filter(None, (target, draft)):
@@ -74,6 +82,7 @@ class Pair:
         try:
             self.target_engine = self._open(target, params, progress)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
+            self._courier, self.kv = self._share(share_kv, params, draft_params)
         except BaseException:
             self.close()
             raise
@@ -83,7 +92,10 @@ class Pair:
     def _open(self, path: Path, params: EngineParams, progress: LoadProgress | None) -> LlamaEngine:
         """Load a file, or share its weights if it is open, and make a context."""
         is_target = not self._models
-        model = next((m for m in self._models if m.path.samefile(path)), None)
+        placed = (params.n_gpu_layers, params.main_gpu, params.tensor_split)
+        model = next(
+            (m for m in self._models if m.path.samefile(path) and m.placed == placed), None
+        )
         if model is None:
             # The target's rows are bit-identical at small widths without the extra buffers;
             # the draft, which is never trusted, takes the speed.
@@ -97,14 +109,33 @@ class Pair:
             self._models.append(model)
         if not is_target:
             self._require_pair(self._models[0], model)
-        n_ctx = params.n_ctx
-        if n_ctx is None:
-            n_ctx = min(DEFAULT_N_CTX, model.n_ctx_train)
-        elif n_ctx > model.n_ctx_train:
-            log.warning("%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, n_ctx)
-        engine = LlamaEngine(model, replace(params, n_ctx=n_ctx))
+        if (params.n_ctx or 0) > model.n_ctx_train:
+            log.warning(
+                "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
+            )
+        engine = LlamaEngine(model, params)
         self._engines.append(engine)
         return engine
+
+    def _share(
+        self, share_kv: str, params: EngineParams, draft_params: EngineParams
+    ) -> tuple[KvCourier | None, KvSharing]:
+        """A courier that is proven to work, or none and the reason."""
+        if self.draft_engine is None:
+            return None, KvSharing(False, "there is no draft")
+        if share_kv == "off":
+            return None, KvSharing(False, "switched off")
+        courier = KvCourier(self.target_engine, self.draft_engine)
+        try:
+            if "off" in (params.flash_attn, draft_params.flash_attn):
+                # V is then stored transposed: a cell is thousands of tiny copies.
+                raise EngineError("flash attention is off")
+            courier.prove()
+        except EngineError as error:
+            if share_kv == "on":
+                raise PairError(f"the KV cells cannot be shared: {error}") from error
+            return None, KvSharing(False, str(error))
+        return courier, KvSharing(True)
 
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
@@ -138,28 +169,33 @@ class Pair:
         """The drafter for one request."""
         if self.draft_engine is None or params.n_draft == 0:
             return NoDrafter()
-        return ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens)
+        return ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self._courier)
 
     def close(self) -> None:
-        """Free contexts and models; harmless when repeated."""
-        for engine in self._engines:
-            engine.close()
-        for model in self._models:
-            model.close()
-        self._engines.clear()
-        self._models.clear()
+        """Free contexts and models, after the text that another thread is making.
+
+        Harmless when repeated. In the thread that makes a text, ends that text.
+        """
+        mine = self._user == threading.get_ident()
+        with nullcontext() if mine else self._lock:
+            for engine in self._engines:
+                engine.close()
+            for model in self._models:
+                model.close()
+            self._engines.clear()
+            self._models.clear()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """One text or check at a time; another thread waits, the same thread is told."""
-        if not self._engines:
-            raise EngineError("the pair is closed")
         if self._user == threading.get_ident():
             raise EngineError(
                 "this pair is in the middle of a text",
-                hint="iterate it to its end, or close its iterator, before the next one",
+                hint="read that text to its end, or close it, before the next one",
             )
         with self._lock:
+            if not self._engines:
+                raise EngineError("the pair is closed")
             self._user = threading.get_ident()
             try:
                 yield
@@ -176,95 +212,6 @@ class Pair:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class Generation:
-    """One text: iterate once for its chunks; ``text``, ``tokens`` and ``rounds`` grow with it."""
-
-    def __init__(
-        self, pair: Pair, prompt: Sequence[int], sampling: SamplingParams, params: DecodeParams
-    ) -> None:
-        self._pair = pair
-        self._params = params
-        self._rng = SeededRng(params.seed)
-        self._sampler = Sampler(sampling, pair.target_engine.vocab.n_tokens)
-        self._chunks = self._run()
-        self._ttft_s: float | None = None
-        self.prompt = tuple(prompt)
-        self.seed = self._rng.seed
-        self.rounds: list[Round] = []
-        self.text = ""
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def read(self) -> str:
-        """Generate to the end and return the whole text."""
-        for _ in self:
-            pass
-        return self.text
-
-    @property
-    def tokens(self) -> list[int]:
-        """The emitted token ids; an end-of-generation token is one of them."""
-        return [token for round in self.rounds for token in round.tokens]
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the text ended; INTERRUPTED until it has."""
-        if self._params.n_predict == 0:
-            return FinishReason.LENGTH
-        last = self.rounds[-1].finish_reason if self.rounds else None
-        return last or FinishReason.INTERRUPTED
-
-    @property
-    def summary(self) -> Summary:
-        """The figures so far."""
-        return summarize(self.rounds, self._ttft_s)
-
-    def check(self) -> Check:
-        """Compare with the target alone; see ``qdraft.Check``."""
-        with self._pair.exclusive():
-            return check(self._pair.target_engine, self.prompt, self.rounds, self._sampler)
-
-    def _run(self) -> Iterator[Chunk]:
-        pair, params = self._pair, self._params
-        vocab = pair.target_engine.vocab
-        reader = TextReader(vocab, params.stop)
-        pieces: list[str] = []
-
-        def stop(token: int) -> FinishReason | None:
-            pieces.append(reader.push(token))
-            if vocab.is_end(token):
-                return FinishReason.END_OF_GENERATION
-            return FinishReason.STOP_STRING if reader.stopped else None
-
-        started = time.perf_counter()
-        with pair.exclusive():
-            for round in decode(
-                pair.target_engine,
-                pair.drafter(params),
-                self.prompt,
-                self._sampler,
-                FixedSchedule(params.n_draft),
-                self._rng,
-                stop=stop,
-                clock=time.perf_counter,
-                n_predict=params.n_predict,
-                p_min=params.p_min,
-            ):
-                self.rounds.append(round)
-                if self._ttft_s is None:
-                    self._ttft_s = time.perf_counter() - started
-                for place, text in enumerate(pieces):
-                    yield self._emit(text, round.tokens[place], place, round)
-                pieces.clear()
-            if self.rounds and (text := reader.flush()):
-                yield self._emit(text, None, 0, self.rounds[-1])
-
-    def _emit(self, text: str, token: int | None, place: int, round: Round) -> Chunk:
-        self.text += text
-        return Chunk(text, token, None if token is None else round.origin_of(place), round.index)
 
 
 def _info(model: LlamaModel) -> ModelInfo:
@@ -286,7 +233,6 @@ def open_pair(
     """
     from qdraft import registry
     from qdraft.engine.library import default_threads
-    from qdraft.errors import UsageError
     from qdraft.source import materialize
 
     if target is None and draft is not None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qdraft.core.rng import Rng
 from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import Gate
 from qdraft.errors import ContextError, RollbackError
 from qdraft.types import Draft
 
@@ -109,26 +110,42 @@ class FakeEngine:
         self.closed = True
 
 
-class ScriptedDrafter:
-    """Proposes what ``script(context, n_draft)`` returns, as point masses."""
+class FakeCourier:
+    """Copies the cells of one FakeEngine to another; records where each copy started."""
 
-    def __init__(self, script: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+    def __init__(self, source: FakeEngine, destination: FakeEngine) -> None:
+        self._source = source
+        self._destination = destination
+        self.starts: list[int] = []
+
+    def copy(self, start: int) -> None:
+        self.starts.append(start)
+        self._destination.cache[start:] = self._source.cache[start:]
+
+
+class ScriptedDrafter:
+    """Proposes what ``script(context)`` returns, as far as the gate admits, as point masses."""
+
+    source = "script"
+
+    def __init__(self, script: Callable[[Sequence[int]], Sequence[int]]) -> None:
         self._script = script
         self.accepted: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.accepted.clear()
 
-    def draft(
-        self, context: Sequence[int], n_draft: int, sampler: Sampler, rng: Rng, *, p_min: float = 0
-    ) -> Draft:
-        return Draft(tuple(self._script(context, n_draft))[:n_draft], None, "script")
+    def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
+        tokens: list[int] = []
+        for token in self._script(context):
+            if not (gate.more(self.source) and gate.take(self.source, 1.0)):
+                break
+            tokens.append(token)
+        n = len(tokens)
+        return Draft(tuple(tokens), None, self.source, confidence=(1.0,) * n, n_rows=n)
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         self.accepted.append(n_accepted)
-
-    def close(self) -> None:
-        pass
 
 
 class FakeClock:

@@ -39,6 +39,8 @@ def encode_prompt(
     dropped. Raises UsageError for an empty prompt, or a system text without a template.
     """
     chat = vocab.has_chat_template and not raw
+    if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
+        raise UsageError("the prompt is not valid UTF-8")
     if system is not None and not chat:
         why = "--raw leaves the chat template out" if raw else "this model has no chat template"
         raise UsageError(f"a system text needs a chat template, and {why}")

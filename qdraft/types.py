@@ -27,6 +27,7 @@ class FinishReason(str, Enum):
     LENGTH = "length"
     CONTEXT_FULL = "context_full"
     INTERRUPTED = "interrupted"
+    ERROR = "error"
 
 
 class Origin(str, Enum):
@@ -82,13 +83,19 @@ class Draft:
 
     ``probs[i]`` is exactly the distribution that ``tokens[i]`` was drawn from,
     after all truncation; ``probs`` None means that the tokens were not drawn at
-    all (a point mass each). ``source`` names the drafter. ``dropped`` is True
-    when the drafter had to give the round up (bad logits).
+    all (a point mass each). ``source`` names the drafter, ``confidence`` holds its
+    largest probability (or another measure from 0 to 1) at each token. ``n_rows``
+    counts the draft rows that were paid for, ``n_caught_up`` the tokens that the
+    drafter had to read first. ``dropped`` is True when the drafter had to give the
+    round up (bad logits).
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution, ...] | None = None
     source: str = ""
+    confidence: tuple[float, ...] = ()
+    n_rows: int = 0
+    n_caught_up: int = 0
     dropped: bool = False
 
 
@@ -108,7 +115,8 @@ class Round:
 
     ``tokens`` are the emitted ones, ``draft_tokens`` the proposed ones,
     ``n_context`` the length of the text before the round. ``n_prompt`` counts
-    prompt tokens evaluated in this round (only the first has any). Times in
+    prompt tokens evaluated in this round (only the first has any); ``confidence``,
+    ``n_draft_rows`` and ``n_caught_up`` are the draft's own account. Times in
     seconds: ``draft_s`` drafting, ``verify_s`` the target's decode, ``other_s``
     the rest.
     """
@@ -123,6 +131,9 @@ class Round:
     tokens: tuple[int, ...]
     draft_tokens: tuple[int, ...]
     origin: Origin
+    confidence: tuple[float, ...]
+    n_draft_rows: int
+    n_caught_up: int
     dropped: bool
     finish_reason: FinishReason | None
     draft_s: float
@@ -201,12 +212,13 @@ class DecodeParams:
     ``n_draft`` is the most tokens drafted in a round (0: the target alone);
     drafting stops early where the draft's top probability is below ``p_min``.
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1
-    draws one.
+    draws one. ``verify`` above temperature 0: token by token, or the block as a whole.
     """
 
     n_predict: int = -1
     n_draft: int = 4
     p_min: float = 0.0
+    verify: str = "token"
     stop: tuple[str, ...] = ()
     seed: int = -1
 
@@ -215,6 +227,8 @@ class DecodeParams:
         _require(0 <= self.n_draft <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}")
         _require(0 <= self.p_min <= 1, "p_min", self.p_min, "from 0 (off) to 1")
         _require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
+        rules = ("token", "block")
+        _require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
         _require("" not in self.stop, "stop", '""', "a string that is not empty")
 
 
@@ -226,7 +240,8 @@ class EngineParams:
     ``n_threads`` 0 is the number of physical cores that the process may use;
     ``n_threads_batch`` 0 is ``n_threads``.
     ``n_gpu_layers`` None puts all layers on the GPU where the build has one, -1 demands
-    all. ``extra_buffers`` None: where a probe has shown that they are safe.
+    all. ``extra_buffers`` None: for a draft, where a probe has shown that they are safe, not
+    for a target.
     """
 
     n_ctx: int | None = None
@@ -243,13 +258,15 @@ class EngineParams:
     extra_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        _require((self.n_ctx or 0) >= 0, "n_ctx", self.n_ctx, "0 (the model's own) or more")
+        most = 2**24
+        _require(0 <= (self.n_ctx or 0) <= most, "n_ctx", self.n_ctx, f"0 (the model's) to {most}")
+        _require(self.n_batch <= most, "n_batch", self.n_batch, f"at most {most}")
         _require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
         _require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            _require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
         _require(
-            self.n_gpu_layers is None or self.n_gpu_layers >= ALL_LAYERS,
+            self.n_gpu_layers is None or ALL_LAYERS <= self.n_gpu_layers <= 100_000,
             "n_gpu_layers", self.n_gpu_layers, "-1 (all) or more",
         )  # fmt: skip
         for name in ("cache_type_k", "cache_type_v"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdraft.core.rng import Rng, SeededRng
 from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import FixedSchedule
+from qdraft.core.schedule import FixedSchedule, Schedule
 from qdraft.decode import Stop, decode
 from qdraft.drafters.base import Drafter
 from qdraft.drafters.model import ModelDrafter
@@ -54,6 +54,8 @@ def run(
     n_draft: int = 4,
     plain_every: int = 0,
     p_min: float = 0.0,
+    block: bool = False,
+    schedule: Schedule | None = None,
     prompt: Sequence[int] = PROMPT,
     rng: Rng | None = None,
     stop: Stop = lambda token: None,
@@ -63,12 +65,12 @@ def run(
         drafter,
         prompt,
         Sampler(params, target.vocab.n_tokens),
-        FixedSchedule(n_draft, plain_every),
+        schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
         stop=stop,
         clock=FakeClock(),
         n_predict=n_predict,
-        p_min=p_min,
+        verify_block=block,
     )
 
 

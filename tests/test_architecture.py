@@ -23,7 +23,7 @@ LAYERS = [
     {"engine", "drafters"},
     {"decode", "check", "source"},
     {"text"},
-    {"pair", "testing"},
+    {"generation", "pair", "testing"},
     {"render"},
     {"cli"},
     {"__main__"},
@@ -97,6 +97,7 @@ def test_no_clock_print_environment_or_global_randomness(path: Path) -> None:
         "time",
         "os",
         "random",
+        "secrets",
         "datetime",
         "sys",
     }

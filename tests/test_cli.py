@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,7 +15,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from qdraft.cli.options import parse_gpu_layers, parse_logit_bias, parse_tensor_split
+from qdraft.cli.options import (
+    parse_gpu_layers,
+    parse_logit_bias,
+    parse_tensor_split,
+    read_prompt,
+)
+from qdraft.engine.quantize import quantize
 from qdraft.errors import UsageError
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs/schema/run.json").read_text())
@@ -69,6 +76,12 @@ class TestMistakes:
             (("run", *PROMPT, "-d", "draft.gguf"), "needs a target"),
             (("run", *PROMPT, "-m", "a.gguf", "--pair", "smollm2"), "not both"),
             (("run", *PROMPT, "-m", "a", "-d", "b", "--no-draft"), "not both"),
+            (("run", *PROMPT, "-m", "a", "--models-file", "b"), "give one of them"),
+            (("run", *PROMPT, "--no-draft", "-cd", "64"), "do not go together"),
+            (("run", *PROMPT, "--share-kv", "maybe"), "--share-kv is maybe"),
+            (("run", *PROMPT, "--verify", "all"), "verify is all"),
+            (("run", *PROMPT, "-c", "4294967300"), "n_ctx is 4294967300"),
+            (("run", *PROMPT, "-t", "100000"), "n_threads is 100000"),
             (("run", *PROMPT, "--json", "--color"), "do not go together"),
             (("run", *PROMPT, "--quiet", "--verbose"), "do not go together"),
             (("run", *PROMPT, "-f", "x.txt"), "not both"),
@@ -109,6 +122,30 @@ class TestMistakes:
         assert "qdraft[demo]" in result.stderr
 
 
+def test_without_a_command_the_help_is_all() -> None:
+    result = qdraft()
+    assert "Usage" in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_prompt_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same from a file and from standard input; one newline at the end is the file's."""
+    file = tmp_path / "prompt.txt"
+    for data, text in (
+        (b"a\r\nb\r\n", "a\nb"),
+        (b"\xef\xbb\xbfhello", "hello"),
+        (b"two\n\n", "two\n"),
+        ("日本".encode(), "日本"),
+    ):
+        file.write_bytes(data)
+        assert read_prompt(None, str(file)) == text
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert read_prompt(None, "-") == text
+    file.write_bytes(b"caf\xe9")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        read_prompt(None, str(file))
+
+
 def test_help_and_version() -> None:
     top = qdraft("--help")
     assert top.returncode == 0
@@ -116,6 +153,8 @@ def test_help_and_version() -> None:
     page = qdraft("run", "--help")
     for option in ("--prompt", "--n-draft", "-ngl", "--flash-attn", "--check", "--json"):
         assert option in page.stdout
+    for default in ("0.8", "40", "0.95", "0.05", "64", "4096, or", "auto", "f16"):
+        assert re.search(rf"default:\s+\(?{re.escape(default)}", page.stdout), default
     assert max(len(line) for line in page.stdout.splitlines()) <= 80
     assert re.match(r"qdraft \S+, llama-cpp-python \S+\n$", qdraft("--version").stdout)
 
@@ -124,9 +163,9 @@ def test_option_values() -> None:
     assert [parse_gpu_layers(t, "x") for t in ("auto", "all", "0", "12")] == [None, -1, 0, 12]
     assert parse_tensor_split("3,1") == (3.0, 1.0)
     assert parse_tensor_split(None) == ()
-    assert parse_logit_bias(["15043+1", "7-0.5", "3-inf"]) == {
+    assert parse_logit_bias(["15043+1", "7-0.5", "3-inf", "7-0.5"]) == {
         15043: 1.0,
-        7: -0.5,
+        7: -1.0,
         3: -float("inf"),
     }
     for bad in ("x", "-1", "1.5", ""):
@@ -250,6 +289,61 @@ class TestRun:
         else:
             assert len(head + out) > 20
             assert b"t/s" in err
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a child")
+    def test_interrupt_while_loading(self) -> None:
+        """The signal comes while llama.cpp logs through a callback: not lost, no traceback."""
+        for n_lines in (1, 30, 60, 90):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "qdraft", "run", *PROMPT, "--verbose", "-n", "500"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert child.stderr is not None
+            head = b"".join(child.stderr.readline() for _ in range(n_lines))
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=60)
+            assert child.returncode == 130, head + err
+            assert b"Traceback" not in head + err
+            assert out == b""
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_a_stream_without_unicode(self, as_json: bool) -> None:
+        result = subprocess.run(
+            [sys.executable, "-m", "qdraft", "run", "--raw", "-p", "日本語 🦙 means", "-n", "30",
+             "--temp", "0", "--quiet", *(["--json"] if as_json else [])],
+            env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == b""
+        if as_json:
+            jsonschema.validate(json.loads(result.stdout), SCHEMA)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+    def test_trouble_with_files_is_one_line(self, smollm2: tuple[Path, Path]) -> None:
+        files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]))
+        unwritable = qdraft("run", *PROMPT, "-n", "4", QDRAFT_CACHE_DIR="/dev/null/x")
+        assert "Not a directory" in one_error(unwritable, 1)
+        # Two files of one's own need no cache: the probe's answer is not kept, and that is said.
+        own = qdraft("run", *PROMPT, "-n", "4", *files, QDRAFT_CACHE_DIR="/dev/null/x")
+        assert own.returncode == 0
+        assert "warning: the answer of the probe cannot be kept" in own.stderr
+        full = subprocess.run(
+            f"{sys.executable} -m qdraft run -p hello -n 4 --quiet > /dev/full",
+            shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert full.returncode == 1
+        assert full.stderr == "error: No space left on device\n"
+
+    def test_children_do_not_import_from_the_working_directory(
+        self, source_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("numpy", "json", "gguf", "qdraft"):
+            (tmp_path / f"{name}.py").write_text("raise ImportError('from the working directory')")
+        monkeypatch.chdir(tmp_path)
+        quantize(source_file, tmp_path / "out.gguf", "F16", threads=2)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="uses head")
     def test_a_closed_pipe_is_no_error(self) -> None:

@@ -11,10 +11,10 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
-@pytest.mark.real
-@pytest.mark.usefixtures("smollm2")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_example(path: Path) -> None:
+def test_example(path: Path, request: pytest.FixtureRequest) -> None:
+    if "open_pair" in path.read_text(encoding="utf-8"):
+        request.getfixturevalue("smollm2")
     result = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False
     )

@@ -20,7 +20,8 @@ from qdraft.paths import new_file
         (b"<!DOCTYPE html><html>", "web page"),
         (b"\x80\x02}q", "pickle"),
         (b'\x40\x00\x00\x00\x00\x00\x00\x00{"a":{}}', "safetensors"),
-        (b"FUGG\x00\x00", "big-endian"),
+        (b"GGUF\x00\x00\x00\x03", "big-endian"),
+        (b"tjgg\x03\x00\x00\x00", "before 2023-08"),
         (b"hello world", "not a GGUF file: it starts with b'hello wo'"),
     ],
 )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
 
+from qdraft.check import Check, check
 from qdraft.core.acceptance import verify
 from qdraft.core.rng import SeededRng
 from qdraft.core.sampling import Sampler
 from qdraft.drafters.base import NoDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.errors import ContextError, LogitsError, RollbackError
-from qdraft.testing import FakeEngine, ScriptedDrafter
+from qdraft.testing import FakeCourier, FakeEngine, ScriptedDrafter
 from qdraft.types import Draft, FinishReason, Origin, SamplingParams
 
 
@@ -22,10 +24,10 @@ def alone(n_predict: int = 32, **kwargs: object) -> list[int]:
     return tokens_of(list(run(engine(), NoDrafter(), n_predict=n_predict, **kwargs)))  # type: ignore[arg-type]
 
 
-def wrong(context: list[int] | tuple[int, ...], n: int) -> list[int]:
+def wrong(context: list[int] | tuple[int, ...]) -> list[int]:
     """Never what the target would say."""
     logits = table_logits(8, 7)
-    return [(int(np.argmax(logits(tuple(context)))) + 1) % 8] * n
+    return [(int(np.argmax(logits(tuple(context)))) + 1) % 8]
 
 
 def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
@@ -39,18 +41,18 @@ def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
 def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
     """Case 3."""
     perfect = model_drafter(blend=0.0)
-    script = ScriptedDrafter(lambda context, n: [])
 
     class Alternating(ScriptedDrafter):
-        def draft(self, context, n_draft, sampler, rng, *, p_min=0.0):  # type: ignore[no-untyped-def]
-            self.turn = not getattr(self, "turn", False)
-            chosen = perfect if self.turn else script
-            return chosen.draft(context, n_draft, sampler, rng)
+        turn = False
+
+        def draft(self, context, gate, sampler, rng):  # type: ignore[no-untyped-def]
+            self.turn = not self.turn
+            return Draft() if self.turn else perfect.draft(context, gate, sampler, rng)
 
         def accept(self, n_accepted, context):  # type: ignore[no-untyped-def]
             perfect.accept(n_accepted, context)
 
-    rounds = list(run(engine(), Alternating(lambda c, n: [])))
+    rounds = list(run(engine(), Alternating(lambda c: [])))
     assert [r.n_draft for r in rounds[:4]] == [0, 4, 0, 4]
     assert tokens_of(rounds) == alone()
 
@@ -202,7 +204,6 @@ def test_nan_in_the_draft_drops_the_round(params: SamplingParams) -> None:
     rounds = list(run(engine(), ModelDrafter(nan_at(10), 8), params=params))
     assert len(tokens_of(rounds)) == 32
     assert sum(r.dropped for r in rounds) >= 1
-    assert all(r.n_draft == 0 for r in rounds if r.dropped)
     assert any(r.n_accepted for r in rounds if r.n_context > 10)
     if params is GREEDY:
         assert tokens_of(rounds) == alone()
@@ -242,6 +243,11 @@ def test_the_prompt_round_drafts_nothing() -> None:
     )
 
 
+def test_the_round_of_a_prompt_of_one_token_drafts_nothing_either() -> None:
+    first = next(run(engine(), model_drafter(), prompt=[1]))
+    assert (first.n_prompt, first.n_draft) == (1, 0)
+
+
 def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
     rounds = list(run(engine(), model_drafter(), params=PLAIN, p_min=0.5, n_predict=200))
     sampler = Sampler(PLAIN, 8)
@@ -262,3 +268,108 @@ def test_rows_after_a_rejection_are_not_looked_at() -> None:
     rows = np.array([[0, 1, 0], [np.nan] * 3], dtype=np.float32)
     verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0))
     assert (verdict.n_accepted, verdict.n_tested, verdict.token) == (0, 1, 1)
+
+
+class TestSharedKv:
+    """The draft on copies of the target's cells."""
+
+    def pair(
+        self, blend: float = 0.3, **kwargs: object
+    ) -> tuple[FakeEngine, ModelDrafter, FakeCourier]:
+        target, draft = engine(), engine(blend=blend, **kwargs)
+        courier = FakeCourier(target, draft)
+        return target, ModelDrafter(draft, 8, courier), courier
+
+    @pytest.mark.parametrize("plain_every", [0, 3])
+    def test_same_text_as_with_its_own(self, plain_every: int) -> None:
+        target, drafter, _ = self.pair()
+        rounds = list(run(target, drafter, n_predict=120, plain_every=plain_every))
+        assert tokens_of(rounds) == alone(120)
+        own = list(run(engine(), model_drafter(), n_predict=120, plain_every=plain_every))
+        assert [r.n_accepted for r in rounds] == [r.n_accepted for r in own]
+
+    def test_the_draft_reads_no_prompt_and_each_cell_is_copied_once(self) -> None:
+        target, drafter, courier = self.pair(blend=0.0)
+        rounds = list(run(target, drafter, n_predict=100, prompt=[1] * 50))
+        assert isinstance(drafter.engine, FakeEngine)
+        assert set(drafter.engine.widths) == {1}
+        assert all(r.n_caught_up == 0 for r in rounds)
+        assert courier.starts[:3] == [0, 50, 55]
+        assert sum(r.n_accepted for r in rounds) == sum(r.n_draft for r in rounds)
+
+    def test_the_cells_before_a_draft_are_the_targets(self) -> None:
+        target, drafter, _ = self.pair(blend=0.6)
+        text = [1, 0, 2]
+        for r in run(target, drafter, n_predict=64, plain_every=4):
+            assert isinstance(drafter.engine, FakeEngine)
+            if r.n_draft:
+                assert drafter.engine.cache[: len(text) - 1] == text[:-1]
+            text += r.tokens
+
+    def test_a_draft_context_that_fills_up(self) -> None:
+        target, drafter, _ = self.pair(blend=0.0, n_ctx=20)
+        rounds = list(run(target, drafter, n_predict=40))
+        assert tokens_of(rounds) == alone(40)
+        assert all(r.n_draft == 0 for r in rounds if r.n_context > 20)
+
+    def test_a_second_text_starts_afresh(self) -> None:
+        target, drafter, courier = self.pair()
+        list(run(target, drafter, n_predict=30))
+        courier.starts.clear()
+        rounds = list(run(target, drafter, n_predict=30, prompt=[3, 3, 3, 3]))
+        assert courier.starts[0] == 0
+        assert tokens_of(rounds) == alone(30, prompt=[3, 3, 3, 3])
+
+
+class TestCheck:
+    """Case 1: the same, or where it forks and whether numerics explain it."""
+
+    sampler = Sampler(GREEDY, 8)
+
+    def test_same(self) -> None:
+        rounds = list(run(engine(), model_drafter()))
+        assert check(engine(), (1, 0, 2), rounds, self.sampler) == Check(True, None, None, 0.0)
+
+    def test_a_bug_is_a_fork_that_noise_does_not_explain(self) -> None:
+        rounds = list(run(engine(), model_drafter()))
+        place = sum(r.n_emitted for r in rounds[:3])
+        logits = table_logits(8, 7)((1, 0, 2, *tokens_of(rounds)[:place]))
+        planted = int(np.argsort(logits)[-2])
+        rounds[3] = replace(rounds[3], tokens=(planted, *rounds[3].tokens[1:]))
+        found = check(engine(), (1, 0, 2), rounds, self.sampler)
+        assert (found.same, found.fork, found.explained) == (False, place, False)
+        assert found.margin == pytest.approx(float(np.max(logits) - logits[planted]), abs=1e-5)
+        assert found.noise == 0
+
+    def test_numerics_explain_a_fork_within_the_noise(self) -> None:
+        """An engine whose rows differ a little in batches, as llama.cpp's do."""
+
+        class Noisy(FakeEngine):
+            def eval(self, tokens, logits):  # type: ignore[no-untyped-def]
+                rows = super().eval(tokens, logits)
+                return rows + (len(tokens) > 1) * np.where(np.arange(8) % 2, 0.4, -0.4)
+
+        def noisy() -> Noisy:
+            return Noisy(table_logits(8, 7), vocab(8))
+
+        prompt = (1,)  # read alone by both
+        rounds = list(run(noisy(), model_drafter(), n_predict=400, prompt=prompt))
+        found = check(noisy(), prompt, rounds, self.sampler)
+        assert found.fork is not None
+        assert found.margin is not None
+        assert 0 < found.margin <= 0.8 + 1e-5
+        assert found.noise == pytest.approx(0.4, abs=1e-5)
+        assert found.explained
+        plain = tokens_of(list(run(noisy(), NoDrafter(), n_predict=400, prompt=prompt)))
+        emitted = tokens_of(rounds)
+        assert plain[: found.fork] == emitted[: found.fork]
+        assert plain[found.fork] != emitted[found.fork]
+
+    def test_a_sampled_token_outside_the_support_is_found(self) -> None:
+        params = SamplingParams(temperature=1, top_k=2, top_p=1, min_p=0)
+        rounds = list(run(engine(), model_drafter(), params=params))
+        sampler = Sampler(params, 8)
+        assert check(engine(), (1, 0, 2), rounds, sampler).same
+        logits = table_logits(8, 7)((1, 0, 2, *rounds[0].tokens))
+        rounds[1] = replace(rounds[1], tokens=(int(np.argmin(logits)), *rounds[1].tokens[1:]))
+        assert check(engine(), (1, 0, 2), rounds, sampler).fork == 1

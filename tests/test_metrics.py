@@ -18,7 +18,8 @@ def make(
         "index": 1, "source": "model", "n_context": 10, "n_prompt": 0, "n_draft": n_draft,
         "n_tested": n_accepted + (n_accepted < n_draft), "n_accepted": n_accepted,
         "tokens": (1,) * (n_accepted + 1), "draft_tokens": (1,) * n_draft, "origin": Origin.TARGET,
-        "dropped": False, "finish_reason": None, "draft_s": draft_s, "verify_s": verify_s, "other_s": 0.0,
+        "confidence": (0.5,) * n_draft,
+        "n_draft_rows": n_draft, "n_caught_up": 0, "dropped": False, "finish_reason": None, "draft_s": draft_s, "verify_s": verify_s, "other_s": 0.0,
     }  # fmt: skip
     return Round(**{**values, **kw})  # type: ignore[arg-type]
 
@@ -49,7 +50,8 @@ def test_the_clock_and_the_tokens_cover_the_same_interval() -> None:
     assert summary.v == {5: 2.0}
     assert summary.accepted_histogram == (0, 0, 0, 0, 1)
     assert (summary.prompt_s, summary.ttft_s) == (9.0, 9.5)
-    assert summary.verdict == "1.50 times the target alone (1.0 t/s)"
+    won = summarize([PROMPT, make(0, 0)] + [make(4, 4, draft_s=1.0, verify_s=2.0)] * 4)
+    assert won.verdict == "1.62 times the target alone (1.0 t/s)"
 
 
 def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
@@ -63,12 +65,29 @@ def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
     assert verdict is not None
     assert verdict.startswith("0.73 times the target alone (1.0 t/s): a draft token costs 0.25")
     assert "n_draft 2 pays from alpha 0.62, here it is 0.33" in verdict
-    hopeless = summarize([PROMPT, make(0, 0), make(2, 0, draft_s=2.0, verify_s=3.0)]).verdict
+    hopeless = summarize([PROMPT, make(0, 0)] + [make(2, 0, draft_s=2.0, verify_s=3.0)] * 4).verdict
     assert hopeless is not None
     assert "no acceptance rate would pay" in hopeless
 
 
+def test_the_baseline_is_the_targets_time_alone() -> None:
+    """A drafter that ran and offered nothing costs time, which is not the target's."""
+    barren = make(0, 0, draft_s=0.5, n_draft_rows=1)
+    summary = summarize([PROMPT, barren, barren, make(2, 2, draft_s=1.0, verify_s=2.0)])
+    assert summary.target_tokens_per_second == pytest.approx(1.0)
+    assert summary.c == pytest.approx(0.5)
+
+
+def test_reading_the_prompt_is_no_part_of_c() -> None:
+    read = make(2, 2, draft_s=50.0, n_caught_up=200)
+    assert summarize([PROMPT, make(0, 0), read]).c is None
+    rounds = [PROMPT, make(0, 0), read, make(2, 2, draft_s=1.0)]
+    assert summarize(rounds).c == pytest.approx(0.5)
+
+
 def test_too_short_to_compare() -> None:
+    few = [PROMPT, make(0, 0), *[make(2, 0, draft_s=9.0)] * 3]
+    assert summarize(few).verdict == "too short a text to compare with the target alone"
     assert (
         summarize([PROMPT, make(2, 1)]).verdict
         == "too short a text to compare with the target alone"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from qdraft import registry
 from qdraft.errors import ModelFileError, UsageError
-from qdraft.source import materialize
+from qdraft.source import _source_file, materialize
 
 
 def write(folder: Path, text: str) -> Path:
@@ -103,3 +105,19 @@ def test_content_must_match_its_checksum(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ModelFileError, match="lacks"):
         materialize(entry("numpy", "numpy/none.py", "0" * 64), threads=1)
     assert not list(tmp_path.rglob("*.gguf*"))
+
+
+def test_parts_are_joined_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for gemma3-270m, with two small files of an installed package as parts."""
+    monkeypatch.setenv("QDRAFT_CACHE_DIR", str(tmp_path))
+    parts = [registry.PackagedFile("numpy", p) for p in ("numpy/__init__.py", "numpy/version.py")]
+    content = b"".join(
+        Path(str(distribution("numpy").locate_file(p.path))).read_bytes() for p in parts
+    )
+    right = registry.Source(tuple(parts), hashlib.sha256(content).hexdigest(), "")
+    found = _source_file(registry.Entry("it", "F16", None, right), right, tmp_path)
+    assert found.read_bytes() == content
+    swapped = registry.Source(tuple(reversed(parts)), right.sha256, "")
+    with pytest.raises(ModelFileError, match="SHA-256"):
+        _source_file(registry.Entry("it", "F16", None, swapped), swapped, tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -45,24 +46,30 @@ def _top(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with the documented codes."""
+    _prepare_streams()
     log = logging.getLogger("qdraft")
     log.addHandler(handler := LogToTalk())
     log.propagate = False
     try:
-        status = app(args, standalone_mode=False)
+        status = app(args, standalone_mode=False) or 0
         sys.stdout.flush()
     except QDraftError as error:
         status = _fail(error, error.hint, error.exit_code)
     except typer.TyperException as error:
-        status = _fail(
-            error.format_message(), "qdraft run --help lists the options", error.exit_code
-        )
+        # Without a command the help page was shown: there is nothing to add to it.
+        if message := error.format_message():
+            _fail(message, "qdraft run --help lists the options", error.exit_code)
+        status = error.exit_code
     except MemoryError:
         status = _fail("out of memory", "a smaller context (-c) takes less", 1)
     except BrokenPipeError:
         # The reader of stdout has gone (qdraft run ... | head): nothing to say, and nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         status = 1
+    except OSError as error:
+        named = f": {error.filename}" if error.filename else ""
+        status = _fail(f"{error.strerror or error}{named}", None, 1)
+        _drop_stdout()
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     finally:
@@ -70,6 +77,26 @@ def main(args: Sequence[str] | None = None) -> None:
     if status == INTERRUPTED:
         show_line("warning", "interrupted")
     sys.exit(status)
+
+
+def _prepare_streams() -> None:
+    """Streams that are there and never fail on a character.
+
+    Pipes and files get UTF-8 unless PYTHONIOENCODING says otherwise; a terminal keeps its
+    encoding, and what it cannot show becomes a question mark.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            keep = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            stream.reconfigure(encoding=None if keep else "utf-8", errors="replace")
+
+
+def _drop_stdout() -> None:
+    """Nobody takes what is still in the buffer of stdout: the flush at exit must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: object, hint: str | None, status: int) -> int:

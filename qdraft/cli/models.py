@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft import registry
 from qdraft.engine.library import default_threads
 from qdraft.errors import UsageError
-from qdraft.pair import Pair
+from qdraft.pair import SHARE_KV, Pair
 from qdraft.render.progress import Bars
 from qdraft.source import materialize
 from qdraft.types import EngineParams
@@ -26,6 +26,7 @@ class Models:
     pair: str | None
     models_file: Path | None
     no_draft: bool
+    share_kv: str = "auto"
 
     def __post_init__(self) -> None:
         if self.draft and not self.target:
@@ -34,6 +35,10 @@ class Models:
             raise UsageError("give either -m or --pair, not both")
         if self.draft and self.no_draft:
             raise UsageError("give either -d or --no-draft, not both")
+        if self.share_kv not in SHARE_KV:
+            raise UsageError(f"--share-kv is {self.share_kv}, but must be {', '.join(SHARE_KV)}")
+        if self.target and self.models_file:
+            raise UsageError("--models-file names pairs, and -m a file: give one of them")
 
 
 def open_models(
@@ -44,12 +49,19 @@ def open_models(
         target, draft = models.target, models.draft
         if target is None:
             entry = registry.load(models.models_file).find(models.pair)
+            if models.no_draft:
+                entry = replace(entry, draft=None)
             threads = engine.n_threads or default_threads()
             target, draft = materialize(
                 entry, threads=threads, progress=bars.building, report=bars.built
             )
-        if models.no_draft:
-            draft = None
-        elif draft is None:
+        if draft is None and not models.no_draft:
             log.warning("no draft is given (-d): the target runs alone")
-        return Pair(target, draft, engine, draft_params=draft_engine, progress=bars.loading)
+        return Pair(
+            target,
+            draft,
+            engine,
+            draft_params=draft_engine,
+            share_kv=models.share_kv,
+            progress=bars.loading,
+        )

@@ -78,6 +78,13 @@ PMin = Annotated[
     float, _option(_DRAFTING, "--p-min", help="Stop drafting below this top probability.")
 ]
 
+Verify = Annotated[
+    str, _option(_DRAFTING, "--verify", help="Rejection by token or by block (sampled text).")
+]
+ShareKv = Annotated[
+    str, _option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")
+]
+
 CtxSize = Annotated[
     int | None,
     _option(
@@ -103,7 +110,10 @@ Threads = Annotated[
     int, _option(_MACHINE, "-t", "--threads", help="0 is the physical cores allowed here.")
 ]
 ThreadsBatch = Annotated[
-    int, _option(_MACHINE, "-tb", "--threads-batch", help="Threads for prompts; 0 is as -t.")
+    int,
+    _option(
+        _MACHINE, "-tb", "--threads-batch", help="Threads for batches (prompt, verify); 0 is as -t."
+    ),
 ]
 CacheTypeK = Annotated[
     str, _option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")
@@ -119,7 +129,7 @@ UbatchSize = Annotated[
 ]
 
 Json = Annotated[bool, _option(_OUTPUT, "--json", help="One JSON object on stdout.")]
-Quiet = Annotated[bool, _option(_OUTPUT, "--quiet", help="Only the text, and errors.")]
+Quiet = Annotated[bool, _option(_OUTPUT, "--quiet", help="Only the text, errors and --check.")]
 Verbose = Annotated[bool, _option(_OUTPUT, "--verbose", help="llama.cpp's own log on stderr.")]
 Color = Annotated[
     bool,
@@ -131,21 +141,32 @@ CheckOption = Annotated[
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The prompt from -p, -f or standard input (``-``, or a pipe when neither is given)."""
+    """The prompt from -p, -f or standard input (``-``, or a pipe when neither is given).
+
+    What is read is UTF-8, with or without a byte order mark, any newlines, and without the
+    one newline that ends a file.
+    """
     if prompt is not None and file is not None:
         raise UsageError("give either -p or -f, not both")
-    if "-" in (prompt, file) or (prompt is None and file is None and not sys.stdin.isatty()):
-        return sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\n")
-    if prompt is not None:
-        return prompt
-    if file is None:
+    piped = sys.stdin is not None and not sys.stdin.isatty()
+    if "-" in (prompt, file) or (prompt is None and file is None and piped):
+        return _text_of(sys.stdin.buffer.read() if sys.stdin else b"", "standard input")
+    if file is not None:
+        try:
+            return _text_of(Path(file).read_bytes(), file)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    if prompt is None:
         raise UsageError("no prompt", hint='give one with -p "...", -f FILE or on stdin')
+    return prompt
+
+
+def _text_of(data: bytes, name: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 text") from error
+        raise UsageError(f"{name} is not UTF-8 text") from error
+    return text.replace("\r\n", "\n").removesuffix("\n")
 
 
 def engine_params(
@@ -206,7 +227,7 @@ def parse_tensor_split(text: str | None) -> tuple[float, ...]:
 
 def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
     """llama.cpp's TOKEN_ID(+/-)BIAS, such as 15043+1 or 15043-inf."""
-    biases = {}
+    biases: dict[int, float] = {}
     for item in items or []:
         found = re.fullmatch(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", item)
         if not found:
@@ -214,5 +235,6 @@ def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
                 f"--logit-bias is {item}, but must be a token id and a signed number",
                 hint="for example 15043+1, 15043-0.5 or 15043-inf",
             )
-        biases[int(found[1])] = float(found[2])
+        token = int(found[1])
+        biases[token] = biases.get(token, 0.0) + float(found[2])
     return biases

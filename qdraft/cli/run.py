@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 
 import typer
 
+from qdraft.check import Check
 from qdraft.cli import options as opt
 from qdraft.cli.models import Models, open_models
-from qdraft.errors import UsageError
-from qdraft.pair import Generation, Pair
+from qdraft.errors import QDraftError, UsageError
+from qdraft.generation import Generation
+from qdraft.pair import Pair
+from qdraft.render.console import TextStream, show_json, talk_console
+from qdraft.render.report import run_report
+from qdraft.render.summary import check_view, summary_view
 from qdraft.types import DecodeParams, SamplingParams
 
 INTERRUPTED = 130
@@ -42,6 +46,8 @@ def run(
     seed: opt.Seed = -1,
     n_draft: opt.NDraft = 4,
     p_min: opt.PMin = 0.0,
+    verify: opt.Verify = "token",
+    share_kv: opt.ShareKv = "auto",
     ctx_size: opt.CtxSize = None,
     ctx_size_draft: opt.CtxSizeDraft = None,
     gpu_layers: opt.GpuLayers = "auto",
@@ -80,10 +86,17 @@ def run(
         logit_bias=opt.parse_logit_bias(logit_bias),
     )
     params = DecodeParams(
-        n_predict=n_predict, n_draft=n_draft, p_min=p_min, stop=tuple(stop or ()), seed=seed
+        n_predict=n_predict,
+        n_draft=n_draft,
+        p_min=p_min,
+        verify=verify,
+        stop=tuple(stop or ()),
+        seed=seed,
     )
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
-    models = Models(target, draft, pair, models_file, no_draft)
+    models = Models(target, draft, pair, models_file, no_draft, share_kv)
+    if no_draft and (ctx_size_draft is not None or gpu_layers_draft != "auto"):
+        raise UsageError("--no-draft and options of the draft (-cd, -ngld) do not go together")
     engine, draft_engine = opt.engine_params(
         ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,
         threads, threads_batch, cache_type_k, cache_type_v, flash_attn, batch_size, ubatch_size,
@@ -111,34 +124,45 @@ class Output:
             raise UsageError("--quiet and --verbose do not go together")
         if self.verbose:
             logging.getLogger("qdraft.llama.cpp").setLevel(logging.DEBUG)
+        if self.quiet:
+            logging.getLogger("qdraft").setLevel(logging.ERROR)
 
 
 def _show(pair: Pair, generation: Generation, output: Output, *, greedy: bool) -> int:
-    """Stream the text, then show the summary; the exit code."""
-    from qdraft.render.console import TextStream, talk_console
-    from qdraft.render.report import run_report
-    from qdraft.render.summary import check_view, summary_view
-
-    stream = TextStream(color=output.color)
+    """Stream the text, then show the figures, whatever ended it; the exit code."""
+    stream = None if output.as_json else TextStream(color=output.color)
     checked = None
-    status = 0
     try:
         for chunk in generation:
-            if not output.as_json:
+            if stream:
                 stream.write(chunk)
         if output.check:
             checked = generation.check()
+        status = 0
     except KeyboardInterrupt:
         status = INTERRUPTED
-    finally:
-        stream.end()
-    if output.as_json:
-        print(
-            json.dumps(run_report(pair, generation, checked), ensure_ascii=False, allow_nan=False)
-        )
-    elif not output.quiet:
+    except QDraftError:
+        _show_figures(pair, generation, output, None, stream, greedy=greedy)
+        raise
+    _show_figures(pair, generation, output, checked, stream, greedy=greedy)
+    return status
+
+
+def _show_figures(
+    pair: Pair,
+    generation: Generation,
+    output: Output,
+    checked: Check | None,
+    stream: TextStream | None,
+    *,
+    greedy: bool,
+) -> None:
+    if stream is None:
+        show_json(run_report(pair, generation, checked))
+        return
+    stream.end(generation.text)
+    if not output.quiet and generation.rounds:
         seed = None if greedy else generation.seed
         talk_console().print(summary_view(generation.summary, generation.finish_reason, seed))
-    if checked and not output.as_json:
+    if checked:
         talk_console().print(check_view(checked, greedy=greedy))
-    return status

@@ -6,7 +6,6 @@ put an enumerator in their place and compute the exact law of the whole loop.
 
 from __future__ import annotations
 
-import secrets
 from typing import Protocol
 
 import numpy as np
@@ -26,13 +25,10 @@ class Rng(Protocol):
 
 
 class SeededRng:
-    """The generator of one request: numpy's PCG64 from one seed.
+    """The generator of one request: numpy's PCG64 from one seed, 0 or more."""
 
-    A seed of -1 draws one from the operating system; ``seed`` tells which.
-    """
-
-    def __init__(self, seed: int = -1) -> None:
-        self.seed = secrets.randbits(32) if seed < 0 else seed
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self._generator = np.random.Generator(np.random.PCG64(self.seed))
 
     def accept(self, probability: float) -> bool:

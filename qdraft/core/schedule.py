@@ -1,17 +1,43 @@
-"""How many tokens to draft in the next round."""
+"""How many tokens to draft: fixed, by the draft's confidence, or by measured cost.
+
+A schedule is asked before each round for a Gate, and the drafter asks the gate before it pays
+for another draft row and before it offers a token from that row. Both answers may depend on
+the draft's distributions and on the tokens that are already offered, never on a token that is
+then dropped: so the law of the text stays the target's (see docs/concepts/exactness.md).
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.types import Round
+
+PLAIN_EVERY = 64  # rounds between two that measure the target alone
+
+
+class Gate(Protocol):
+    """Decides token by token whether a round drafts on."""
+
+    @property
+    def weighs_confidence(self) -> bool:
+        """False if ``take`` does not look at the confidence, which then is not computed."""
+        ...
+
+    def more(self, source: str) -> bool:
+        """Is it worth paying for another row of this source?"""
+        ...
+
+    def take(self, source: str, confidence: float) -> bool:
+        """Is a token from the row just paid worth verifying? Counts it if so."""
+        ...
 
 
 class Schedule(Protocol):
-    """Chooses n_draft round by round."""
+    """Chooses, round by round, how many tokens are drafted."""
 
-    def n_draft(self) -> int:
-        """The number of tokens to draft now; 0 decodes one target token."""
+    def plan(self, n_max: int) -> Gate:
+        """The gate of the next round, which must not admit more than ``n_max`` tokens."""
         ...
 
     def observe(self, round: Round) -> None:
@@ -19,22 +45,160 @@ class Schedule(Protocol):
         ...
 
 
-class FixedSchedule:
-    """Always ``n_draft``, but for rare rounds without a draft.
+class CountingGate:
+    """Admits ``n_max`` tokens, or fewer where the confidence falls below ``p_min``."""
 
-    Those rounds are ordinary target decodes, so they cost no token, and they measure
-    the target alone: rounds 1 and 2 after the prompt, then one in ``plain_every``
-    (0: none at all).
+    def __init__(self, n_max: int, p_min: float = 0.0) -> None:
+        self._left = n_max
+        self._p_min = p_min
+        self.weighs_confidence = p_min > 0
+
+    def more(self, source: str) -> bool:
+        return self._left > 0
+
+    def take(self, source: str, confidence: float) -> bool:
+        if confidence < self._p_min:
+            return False
+        self._left -= 1
+        return True
+
+
+class FixedSchedule:
+    """Always ``n_draft`` tokens (fewer below ``p_min``), but for rare rounds without a draft.
+
+    Those rounds are ordinary target decodes, so they cost no token, and they measure the target
+    alone: rounds 1 and 2 after the prompt, then one in ``plain_every`` (0: none at all).
     """
 
-    def __init__(self, n_draft: int, plain_every: int = 32) -> None:
+    def __init__(self, n_draft: int, p_min: float = 0.0, plain_every: int = PLAIN_EVERY) -> None:
         self._n_draft = n_draft
+        self._p_min = p_min
         self._plain_every = plain_every
         self._n_rounds = 0
 
-    def n_draft(self) -> int:
+    def plan(self, n_max: int) -> Gate:
         every, n = self._plain_every, self._n_rounds
-        return 0 if every and (n in (1, 2) or n % every == every - 1) else self._n_draft
+        plain = every and (n in (1, 2) or n % every == every - 1)
+        return CountingGate(0 if plain else min(self._n_draft, n_max), self._p_min)
 
     def observe(self, round: Round) -> None:
         self._n_rounds += 1
+
+
+class CostAwareSchedule:
+    """Drafts on as long as a further token is expected to pay, from measured costs.
+
+    With S the current speed over the target alone, and reach the chance that the text gets to
+    the next draft token, m more tokens pay iff
+
+        sum of reach * alpha^j over j = 1..m  >  S (m c + v(k + 1 + m) - v(k + 1))
+
+    for some m; looking at all m matters because v is jagged. alpha is the acceptance seen so
+    far at the confidence of the draft row, or over all of them where there is no row yet.
+
+    Never slower: over the last 200 tokens, rounds with a draft may cost at most ``max_loss``
+    more than the target alone would have taken; beyond that nothing is drafted. When drafting
+    does not pay it is tried again rarely, at intervals that double.
+    """
+
+    def __init__(
+        self, n_draft: int, costs: CostTable, *, p_min: float = 0.0, max_loss: float = 0.015
+    ) -> None:
+        self.costs = costs
+        self.acceptance = AcceptanceTable()
+        self.loss = RecentLoss(max_loss)
+        self._n_draft = n_draft
+        self._p_min = p_min
+        self._n_rounds = 0
+        self._since_draft = 0
+        self._patience = 32
+
+    def plan(self, n_max: int) -> Gate:
+        n_max = min(n_max, self._n_draft)
+        if self._must_measure() or n_max < 1:
+            return CountingGate(0)
+        if not self.costs.complete:
+            # Nothing known of drafting yet: two tokens tell what a draft row and a verify
+            # batch cost.
+            return CountingGate(min(2, n_max), self._p_min)
+        probe = self._since_draft >= self._patience
+        return CostGate(self, n_max, self._p_min, probe=probe)
+
+    def _must_measure(self) -> bool:
+        """Rounds without a draft measure the target alone: at first, then now and then."""
+        n = self._n_rounds
+        return self.costs.target_s is None or n == 1 or n % PLAIN_EVERY == PLAIN_EVERY - 1
+
+    def observe(self, round: Round) -> None:
+        self._n_rounds += 1
+        if round.n_prompt:
+            return
+        self.costs.add(round)
+        self.acceptance.add(round)
+        if self.costs.target_s is not None:
+            self.loss.add(round, self.costs.target_s)
+        if round.n_draft:
+            paid = self.loss.speed >= 1
+            self._patience = 32 if paid else min(512, 2 * self._patience)
+            self._since_draft = 0
+        else:
+            self._since_draft += round.n_emitted
+
+
+class CostGate:
+    """The gate of one round of a CostAwareSchedule."""
+
+    weighs_confidence = True
+
+    def __init__(
+        self, schedule: CostAwareSchedule, n_max: int, p_min: float, *, probe: bool
+    ) -> None:
+        self._costs = schedule.costs
+        self._acceptance = schedule.acceptance
+        self._loss = schedule.loss
+        self._n_max = n_max
+        self._p_min = p_min
+        self._probe = probe
+        self._k = 0  # tokens offered so far
+        self._reach = 1.0  # chance that all of them are accepted
+
+    def more(self, source: str) -> bool:
+        if self._k >= self._n_max or self._loss.exhausted:
+            return False
+        alpha = self._acceptance.overall(source)
+        gain, cost = self._best(source, self._reach * alpha, alpha, n_free=0)
+        if gain > cost:
+            return True
+        # A probe is one token that is expected to lose, where the loss is affordable.
+        return self._probe and self._k == 0 and self._loss.affords(cost - gain)
+
+    def take(self, source: str, confidence: float) -> bool:
+        if confidence < self._p_min:
+            return False
+        alpha = self._acceptance.at(source, confidence)
+        reach = self._reach * alpha
+        gain, cost = self._best(source, reach, self._acceptance.overall(source), n_free=1)
+        if gain <= cost and not (self._probe and self._k == 0):
+            return False
+        self._k += 1
+        self._reach = reach
+        return True
+
+    def _best(self, source: str, reach: float, alpha: float, *, n_free: int) -> tuple[float, float]:
+        """Tokens gained and target-token times paid for the best number of further tokens.
+
+        ``n_free`` rows are paid already. The cost counts at the current speed-up: time spent
+        on a token that brings less than the average round brings is lost.
+        """
+        speed = max(1.0, self._loss.speed)
+        width = self._k + 1
+        best = (0.0, 0.0)
+        gain = 0.0
+        for m in range(1, self._n_max - self._k + 1):
+            gain += reach
+            reach *= alpha
+            cost = max(0, m - n_free) * self._costs.c(source)
+            cost = speed * (cost + self._costs.v(width + m) - self._costs.v(width))
+            if m == 1 or gain - cost > best[0] - best[1]:
+                best = (gain, cost)
+        return best

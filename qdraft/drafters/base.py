@@ -7,6 +7,7 @@ from typing import Protocol
 
 from qdraft.core.rng import Rng
 from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import Gate
 from qdraft.types import Draft
 
 
@@ -14,24 +15,20 @@ class Drafter(Protocol):
     """Proposes tokens; told after each round how many of them stand."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts; nothing of an earlier one may be reused."""
+        """A new text starts after ``prompt``; nothing of an earlier one may be reused."""
         ...
 
-    def draft(
-        self, context: Sequence[int], n_draft: int, sampler: Sampler, rng: Rng, *, p_min: float = 0
-    ) -> Draft:
-        """At most ``n_draft`` tokens to follow ``context``; fewer, or none, is allowed.
+    def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
+        """Tokens to follow ``context``, as many as ``gate`` admits; fewer is allowed.
 
-        Stopping early may depend on the draft's distributions but never on a token
-        drawn from them: dropping an unlikely draw would change its law.
+        Where to stop may depend on the draft's distributions and on tokens that are
+        kept, never on a token that is then dropped: that would change its law.
         """
         ...
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         """``n_accepted`` draft tokens stand; ``context`` now ends with the round's last token."""
         ...
-
-    def close(self) -> None: ...
 
 
 class NoDrafter:
@@ -40,13 +37,8 @@ class NoDrafter:
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def draft(
-        self, context: Sequence[int], n_draft: int, sampler: Sampler, rng: Rng, *, p_min: float = 0
-    ) -> Draft:
+    def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
         return Draft()
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
-        pass
-
-    def close(self) -> None:
         pass

@@ -1,13 +1,17 @@
-"""A draft model with its own KV cache."""
+"""A draft model, with its own KV cache or with the target's."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
 
 from qdraft.core.acceptance import draw
 from qdraft.core.rng import Rng
-from qdraft.core.sampling import Sampler
+from qdraft.core.sampling import Row, Sampler
+from qdraft.core.schedule import Gate
 from qdraft.engine.protocol import Engine
 from qdraft.errors import LogitsError
 from qdraft.types import Distribution, Draft
@@ -15,70 +19,128 @@ from qdraft.types import Distribution, Draft
 log = logging.getLogger(__name__)
 
 
+class Courier(Protocol):
+    """Brings the target's KV cells into the draft's cache."""
+
+    def copy(self, start: int) -> None:
+        """Replace the draft's cells from ``start`` on by the target's, all that it has."""
+        ...
+
+
 class ModelDrafter:
     """Drafts by decoding a second model one token at a time.
 
-    The cache always holds a prefix of the text: accepted cells are kept, and what is
-    missing (the whole prompt at first, the last draft token and the bonus token after
-    a full acceptance) is fed as one batch with the next draft. Rows are cut to
-    ``n_vocab`` tokens, the target's vocabulary.
+    With a courier the draft's cache starts each round as a copy of the target's: it never
+    reads the prompt, and sees what the target saw. Without one it keeps its own accepted
+    cells, and what is missing (the prompt at first, the last draft token and the bonus token
+    after a full acceptance) is read as one batch with the next draft.
+
+    Rows are fitted to ``n_vocab`` tokens, the target's vocabulary.
     """
 
     source = "model"
 
-    def __init__(self, engine: Engine, n_vocab: int) -> None:
+    def __init__(self, engine: Engine, n_vocab: int, courier: Courier | None = None) -> None:
         self.engine = engine
         self._n_vocab = n_vocab
+        self._n_own_vocab = engine.vocab.n_tokens
+        self._courier = courier
+        self._n_shared = 0  # cells at the start that are the target's
         self._n_prompt = 0
         self._told_full = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.engine.truncate(0)
+        self._n_shared = 0
         self._n_prompt = len(prompt)
         self._told_full = False
 
-    def draft(
-        self, context: Sequence[int], n_draft: int, sampler: Sampler, rng: Rng, *, p_min: float = 0
-    ) -> Draft:
-        room = self.engine.n_ctx - len(context) + 1  # the last draft token is never decoded here
-        if room < n_draft and not self._told_full:
-            self._told_full = True
-            log.warning(
-                "the draft's context of %d tokens is full: the target goes on alone",
-                self.engine.n_ctx,
-            )
+    def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
+        if not gate.more(self.source):
+            return Draft()
+        room = self._room(context)
+        if room < 1:
+            return Draft()
+        if self._n_own_vocab < self._n_vocab and max(context) >= self._n_own_vocab:
+            return Draft()  # this text has tokens that the draft cannot read
+        n_caught_up = self._catch_up(context)
+        n_good = self.engine.n_past
+        feed = context[n_good:]
         tokens: list[int] = []
         probs: list[Distribution] = []
-        n_before = self.engine.n_past
+        confidence: list[float] = []
+        n_rows = 0
+        dropped = False
         try:
-            if n_before == 0 and room > 0:
-                # The prompt in a batch of its own, as the target read it: other batch shapes
-                # give other roundings, which stay in the cells and cost acceptance.
-                self.engine.eval(context[: self._n_prompt], 0)
-            feed = context[self.engine.n_past :]
-            for _ in range(min(n_draft, room)):
-                row = self.engine.eval(feed, 1)[0, : self._n_vocab]
-                if p_min > 0 and sampler.confidence(row) < p_min:
+            while len(tokens) < room and (n_rows == 0 or gate.more(self.source)):
+                row = self._fit(self.engine.eval(feed, 1)[0])
+                n_rows += 1
+                if sampler.greedy:
+                    sure = sampler.confidence(row) if gate.weighs_confidence else 1.0
+                else:
+                    q = sampler.distribution(row, context, tokens)
+                    sure = float(q.probs.max())
+                if not gate.take(self.source, sure):
                     break
                 if sampler.greedy:
                     token = sampler.argmax(row, context, tokens)
                 else:
-                    probs.append(sampler.distribution(row, context, tokens))
-                    token = draw(probs[-1], rng)
+                    probs.append(q)
+                    token = draw(q, rng)
                 tokens.append(token)
+                confidence.append(sure)
                 if self.engine.vocab.is_end(token):
                     break
                 feed = [token]
         except LogitsError:
-            # Whatever made the row bad may sit in the cells of this round: take them out.
-            self.engine.truncate(n_before)
-            return Draft(source=self.source, dropped=True)
-        return Draft(tuple(tokens), None if sampler.greedy else tuple(probs), self.source)
+            # What is drawn stays: dropping it for what came of it would change its law. But
+            # whatever made the row bad may sit in the cells of this round: those go.
+            self.engine.truncate(n_good)
+            dropped = True
+        return Draft(
+            tuple(tokens),
+            None if sampler.greedy else tuple(probs),
+            self.source,
+            tuple(confidence),
+            n_rows,
+            n_caught_up,
+            dropped,
+        )
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         # All but the last token of the new context is known to be cached correctly, as far
         # as it is cached: a rejected draft token sits at that last place or after it.
         self.engine.truncate(min(self.engine.n_past, len(context) - 1))
 
-    def close(self) -> None:
-        self.engine.close()
+    def _fit(self, row: Row) -> Row:
+        """A row over the target's vocabulary: cut, or padded with what is never drawn."""
+        if len(row) >= self._n_vocab:
+            return row[: self._n_vocab]
+        return np.pad(row, (0, self._n_vocab - len(row)), constant_values=-np.inf)
+
+    def _room(self, context: Sequence[int]) -> int:
+        """How many tokens this cache has room to draft; warns once when it is full."""
+        room = self.engine.n_ctx - len(context) + 1  # the last draft token is never decoded here
+        if room < 1 and not self._told_full:
+            self._told_full = True
+            log.warning(
+                "the draft's context of %d tokens is full: the target goes on alone",
+                self.engine.n_ctx,
+            )
+        return room
+
+    def _catch_up(self, context: Sequence[int]) -> int:
+        """Bring the cache up to the text but its last token, or close to it.
+
+        Returns the number of tokens that have to be read for that.
+        """
+        if self._courier:
+            self._courier.copy(self._n_shared)
+            self._n_shared = self.engine.n_past
+            return 0
+        n_behind = len(context) - 1 - self.engine.n_past
+        if self.engine.n_past == 0:
+            # The prompt in a batch of its own, as the target read it: other batch shapes give
+            # other roundings, which stay in the cells and cost acceptance.
+            self.engine.eval(context[: self._n_prompt], 0)
+        return n_behind

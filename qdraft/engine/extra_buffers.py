@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from qdraft.engine.child import command
 from qdraft.engine.library import build_id, cpu_id, native
 from qdraft.errors import EngineError
 from qdraft.paths import cache_dir, new_file
@@ -48,23 +48,33 @@ def ask(store: Path, key: str, run: Run) -> bool:
     (or of the Windows code for an illegal instruction) means "not safe"; one that fails in
     an ordinary way means "not safe" for now, and is not kept.
     """
-    try:
-        kept = json.loads(store.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    if isinstance(kept.get(key), bool):
-        return bool(kept[key])
+    kept = _read(store)
+    if key in kept:
+        return kept[key]
     with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
         model = Path(folder) / "probe.gguf"
         _write_tiny_model(model)
-        status = run([sys.executable, "-m", "qdraft.engine.extra_buffers", str(model)])
+        status = run(command(__name__, str(model)))
     crashed = status < 0 or status in (0xC000001D, 128 + 4)
     if status and not crashed:
         log.warning("the probe of extra buffers failed with status %d: they stay off", status)
         return False
-    with new_file(store) as part:
-        part.write_text(json.dumps({**kept, key: not crashed}, indent=1), encoding="utf-8")
+    try:
+        with new_file(store) as part:
+            part.write_text(json.dumps({**kept, key: not crashed}, indent=1), encoding="utf-8")
+    except OSError as error:
+        log.warning("the answer of the probe cannot be kept in %s: %s", store, error.strerror)
     return not crashed
+
+
+def _read(store: Path) -> dict[str, bool]:
+    """The answers kept so far; none when the file is missing or damaged."""
+    try:
+        kept = json.loads(store.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = kept.items() if isinstance(kept, dict) else ()
+    return {key: value for key, value in known if isinstance(value, bool)}
 
 
 def _run_child(command: Sequence[str]) -> int:
@@ -112,13 +122,13 @@ def _write_tiny_model(path: Path) -> None:
     writer.close()
 
 
-def _decode_a_few(path: str) -> None:
-    """The child: decode batches of several widths with extra buffers on."""
+def main(args: list[str]) -> int:
+    """The child, given a model: decode batches of several widths with extra buffers on."""
     lib = native()
     model_params = lib.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.use_extra_bufts = True
-    model = lib.llama_model_load_from_file(path.encode(), model_params)
+    model = lib.llama_model_load_from_file(args[0].encode(), model_params)
     if not model:
         raise EngineError("the probe model does not load")
     context_params = lib.llama_context_default_params()
@@ -129,7 +139,4 @@ def _decode_a_few(path: str) -> None:
         tokens = (lib.llama_token * width)(*range(width))
         if lib.llama_decode(context, lib.llama_batch_get_one(tokens, width)):
             raise EngineError("the probe model does not decode")
-
-
-if __name__ == "__main__":
-    _decode_a_few(sys.argv[1])
+    return 0

@@ -6,6 +6,10 @@ import hashlib
 import logging
 import os
 import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +60,27 @@ def _route_log(llama_cpp: Any) -> None:
     callback = llama_cpp.llama_log_callback(receive)
     _keep.append(callback)
     llama_cpp.llama_log_set(callback, None)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C during a native call that calls back into Python.
+
+    There the interrupt would be raised inside the callback, reported and lost. Here it sets a
+    flag, which the yielded function tells, and is raised when the call has returned. Only the
+    main thread hears signals: elsewhere this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield lambda: bool(heard)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def native_error() -> str:

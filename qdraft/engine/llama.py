@@ -12,12 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.engine.library import default_threads, forget_errors, native, native_error
+from qdraft.engine.library import (
+    default_threads,
+    forget_errors,
+    interruptible,
+    native,
+    native_error,
+)
 from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import ContextError, EngineError, ModelFileError, RollbackError, UsageError
 from qdraft.types import ALL_LAYERS, MAX_N_DRAFT, EngineParams
 
 LoadProgress = Callable[[float], None]
+
+DEFAULT_N_CTX = 4096
 
 
 class LlamaModel:
@@ -38,6 +46,7 @@ class LlamaModel:
         """
         self._lib = lib = native()
         self.path = path
+        self.placed = (params.n_gpu_layers, params.main_gpu, params.tensor_split)
         native_params = lib.llama_model_default_params()
         native_params.n_gpu_layers = gpu_layers(params)
         native_params.main_gpu = params.main_gpu
@@ -45,22 +54,17 @@ class LlamaModel:
         split = (ctypes.c_float * lib.llama_max_devices())(*params.tensor_split)
         if params.tensor_split:
             native_params.tensor_split = split
-        interrupted: list[BaseException] = []
+        forget_errors()
+        with interruptible() as interrupted:
 
-        def report(share: float, _user_data: object) -> bool:
-            try:
+            def report(share: float, _user_data: object) -> bool:
                 if progress:
                     progress(share)
-            except BaseException as error:  # it cannot pass through native code
-                interrupted.append(error)
-            return not interrupted
+                return not interrupted()
 
-        callback = lib.llama_progress_callback(report)
-        native_params.progress_callback = callback
-        forget_errors()
-        self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
-        if interrupted:
-            raise interrupted[0]
+            callback = lib.llama_progress_callback(report)
+            native_params.progress_callback = callback
+            self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
         if not self._model:
             raise ModelFileError(f"{path} does not load: {native_error()}")
         self.vocab = LlamaVocab(self._model)
@@ -112,13 +116,19 @@ class LlamaEngine:
     """One context on a model; ``decode_s`` adds up the seconds spent in llama_decode."""
 
     def __init__(self, model: LlamaModel, params: EngineParams) -> None:
-        """Make a context. Raises UsageError beyond the training context, EngineError on failure."""
+        """Make a context, of ``DEFAULT_N_CTX`` or the training context if ``n_ctx`` is None.
+
+        Raises EngineError on failure.
+        """
         self._lib = lib = native()
         self._model = model
         self.vocab = model.vocab
         n_threads = params.n_threads or default_threads()
         native_params = lib.llama_context_default_params()
-        native_params.n_ctx = params.n_ctx
+        n_ctx = params.n_ctx
+        if n_ctx is None:
+            n_ctx = min(DEFAULT_N_CTX, model.n_ctx_train)
+        native_params.n_ctx = n_ctx
         native_params.n_batch = params.n_batch
         native_params.n_ubatch = params.n_ubatch
         native_params.n_outputs_max = MAX_N_DRAFT + 1  # else room for n_ubatch rows is reserved
@@ -128,17 +138,20 @@ class LlamaEngine:
         native_params.type_v = getattr(lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
         native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
         native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
+        native_params.n_seq_max = 2  # the text, and the courier of engine/kv.py
+        native_params.kv_unified = True
         native_params.no_perf = True
         forget_errors()
-        self._context = lib.llama_init_from_model(model.native, native_params)
+        with interruptible():
+            self._context = lib.llama_init_from_model(model.native, native_params)
         if not self._context:
             reason = native_error()
             raise EngineError(
-                f"no context of {params.n_ctx} tokens for {model.path.name}: {reason}",
+                f"no context of {n_ctx} tokens for {model.path.name}: {reason}",
                 hint="a smaller context (-c) or cache type (--cache-type-k, -v) takes less memory",
             )
-        self.n_ctx = params.n_ctx or int(lib.llama_n_ctx(self._context))
-        self._memory = lib.llama_get_memory(self._context)
+        self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
+        self.memory = lib.llama_get_memory(self._context)
         self._step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
         self._make_batch(self._step)
         self._n_past = 0
@@ -158,10 +171,19 @@ class LlamaEngine:
     def n_past(self) -> int:
         return self._n_past
 
-    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
-        n = len(tokens)
+    @property
+    def context(self) -> Any:
+        """The llama_context pointer. Raises EngineError once it is closed."""
         if not self._context:
             raise EngineError(f"the context of {self._model.path.name} is closed")
+        return self._context
+
+    def adopt(self, n_past: int) -> None:
+        """The cache now holds ``n_past`` tokens, put there from outside."""
+        self._n_past = n_past
+
+    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
+        n = len(tokens)
         if self._n_past + n > self.n_ctx:
             raise ContextError(f"{self._n_past + n} tokens do not fit the context of {self.n_ctx}")
         start = 0
@@ -189,23 +211,21 @@ class LlamaEngine:
         self._wanted[n - logits : n] = 1
         forget_errors()
         started = time.perf_counter()
-        status = self._lib.llama_decode(self._context, self._batch)
+        status = self._lib.llama_decode(self.context, self._batch)
         self._lib.llama_synchronize(self._context)
         self.decode_s += time.perf_counter() - started
         if status:
-            self._lib.llama_memory_seq_rm(self._memory, 0, self._n_past, -1)
+            self._lib.llama_memory_seq_rm(self.memory, 0, self._n_past, -1)
             reason = native_error()
             raise EngineError(f"llama_decode returned {status} at {self._n_past}: {reason}")
         self._n_past += n
 
     def truncate(self, n_past: int) -> None:
-        if not self._context:
-            raise EngineError(f"the context of {self._model.path.name} is closed")
-        if n_past == 0:
-            self._lib.llama_memory_clear(self._memory, False)
+        if n_past == 0 and self.context:
+            self._lib.llama_memory_clear(self.memory, False)
         elif n_past >= self._n_past:
             return
-        elif not self._lib.llama_memory_seq_rm(self._memory, 0, n_past, -1):
+        elif not self._lib.llama_memory_seq_rm(self.memory, 0, n_past, -1):
             name = self._model.path.name
             raise RollbackError(f"{name}: the cache cannot be cut to {n_past} tokens")
         self._n_past = n_past

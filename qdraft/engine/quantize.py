@@ -6,12 +6,12 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdraft.engine.child import command
 from qdraft.errors import EngineError, UsageError
 from qdraft.paths import new_file
 
@@ -54,16 +54,20 @@ def quantize(
     if file_type not in known:
         raise UsageError(f"unknown file type {file_type}", hint=f"known: {', '.join(known)}")
     with new_file(path) as part:
-        command = [sys.executable, "-m", "qdraft.engine.quantize", str(source), str(part)]
-        n_fallback = _run([*command, str(known[file_type]), str(threads)], progress)
+        args = (str(source), str(part), str(known[file_type]), str(threads))
+        n_fallback = _run(command(__name__, *args), progress)
         types = _matrix_types(part)
     return Quantized(path, file_type, path.stat().st_size, n_fallback, types)
 
 
-def _run(command: list[str], progress: Progress | None) -> int:
+def _run(arguments: list[str], progress: Progress | None) -> int:
     """Run the child, pass its progress on, and return how many tensors fell back."""
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stderr is not None
@@ -82,7 +86,7 @@ def _run(command: list[str], progress: Progress | None) -> int:
         child.stderr.close()
     if status or "n_fallback" not in last:
         reason = last.get("error") or (told.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(f"llama.cpp could not quantize {command[3]}: {reason}")
+        raise EngineError(f"llama.cpp could not quantize {arguments[3]}: {reason}")
     return int(str(last["n_fallback"]))
 
 
@@ -94,12 +98,16 @@ def _matrix_types(path: Path) -> dict[str, int]:
     return dict(Counter(t.tensor_type.name for t in tensors if len(t.shape) > 1).most_common())
 
 
-def _child(source: str, path: str, file_type: str, threads: str) -> int:
-    """The child: one JSON line on stdout for each tensor, and one at the end."""
+def main(args: list[str]) -> int:
+    """The child, given source, path, file type and threads.
+
+    One JSON line on stdout for each tensor, and one at the end.
+    """
     import logging
 
     from qdraft.engine.library import log, native, native_error
 
+    source, path, file_type, threads = args
     lib = native()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     n_fallback = 0
@@ -123,7 +131,3 @@ def _child(source: str, path: str, file_type: str, threads: str) -> int:
     end = {"error": native_error()} if status else {"n_fallback": n_fallback}
     print(json.dumps(end), flush=True)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(_child(*sys.argv[1:]))

@@ -10,12 +10,12 @@ _KNOWN = (
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "fetch it: git lfs pull"),
     (b"PK\x03\x04", "a zip archive", "PyTorch checkpoints are zips too: convert them to GGUF"),
     (b"\x80\x02", "a Python pickle", "convert it to GGUF with llama.cpp's convert_hf_to_gguf.py"),
-    (b"ggml", "a GGML file of before 2023-08", "get the model in GGUF"),
-    (b"ggjt", "a GGML file of before 2023-08", "get the model in GGUF"),
+    (b"lmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
+    (b"fmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
+    (b"tjgg", "a GGML file of before 2023-08", "get the model in GGUF"),
     (b"<!DOCTYPE", "a web page", "the download got an error or a login page"),
     (b"<!doctype", "a web page", "the download got an error or a login page"),
     (b"<html", "a web page", "the download got an error or a login page"),
-    (b"FUGG", "a big-endian GGUF", "convert it to little-endian"),
 )
 
 
@@ -31,6 +31,8 @@ def require_gguf(path: Path) -> None:
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
     if head.startswith(b"GGUF"):
+        if head[4:6] == b"\0\0":  # the low half of the version, in little-endian files
+            raise ModelFileError(f"{path} is a big-endian GGUF", hint="convert it to little-endian")
         return
     if not head:
         raise ModelFileError(f"{path} is empty")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import TextIO
+from typing import Any
 
+from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
@@ -29,7 +31,7 @@ THEME = Theme(
 
 def talk_console() -> Console:
     """stderr; honours NO_COLOR, emits no escape codes in a pipe."""
-    return Console(stderr=True, theme=THEME, highlight=False, emoji=False)
+    return Console(stderr=True, theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def show_line(kind: str, message: str) -> None:
@@ -48,28 +50,40 @@ class LogToTalk(logging.Handler):
             show_line(record.levelname.lower(), record.getMessage())
 
 
-class TextStream:
-    """Writes the text to stdout as it comes; ``color`` styles tokens by where they came from."""
+def show_json(report: dict[str, Any]) -> None:
+    """One object on one line of stdout; escaped where the stream cannot take Unicode."""
+    utf8 = "utf" in (sys.stdout.encoding or "").lower()
+    print(json.dumps(report, ensure_ascii=not utf8, allow_nan=False), flush=True)
 
-    def __init__(self, *, color: bool = False, file: TextIO | None = None) -> None:
-        self._file = file or sys.stdout
-        self._console = Console(file=self._file, theme=THEME, highlight=False) if color else None
-        self._at_line_start = True
+
+class TextStream:
+    """Writes the text to stdout as it comes; ``color`` styles tokens by where they came from.
+
+    Colour needs a terminal: elsewhere the text goes out as it is. The characters between the
+    escape codes are always exactly the text.
+    """
+
+    def __init__(self, *, color: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(theme=THEME)
+        self._color = color and self._console.is_terminal and not self._console.legacy_windows
+        self._n_written = 0
 
     def write(self, chunk: Chunk) -> None:
         if not chunk.text:
             return
-        if self._console is None:
-            self._file.write(chunk.text)
-        else:
-            style = f"origin.{(chunk.origin or Origin.TARGET).value}"
-            self._console.print(Text(chunk.text, style=style), end="", soft_wrap=True)
-        self._file.flush()
-        self._at_line_start = chunk.text.endswith("\n")
+        text = chunk.text
+        if self._color:
+            style = self._console.get_style(f"origin.{(chunk.origin or Origin.TARGET).value}")
+            if self._console.no_color:
+                style = style.without_color
+            text = style.render(text, color_system=ColorSystem.STANDARD)
+        self._console.file.write(text)
+        self._console.file.flush()
+        self._n_written += len(chunk.text)
 
-    def end(self) -> None:
-        """A newline where the text has none and a terminal would run on."""
-        if not self._at_line_start:
-            self._file.write("\n")
-            self._file.flush()
-        self._at_line_start = True
+    def end(self, text: str) -> None:
+        """Write what is missing of the whole ``text``, and a newline where it has none."""
+        rest = text[self._n_written :]
+        self._console.file.write(rest + ("\n" if text and not text.endswith("\n") else ""))
+        self._console.file.flush()
+        self._n_written = len(text)

@@ -7,7 +7,8 @@ from typing import Any
 
 from qdraft.check import Check
 from qdraft.engine.library import library_version
-from qdraft.pair import Generation, ModelInfo, Pair
+from qdraft.generation import Generation
+from qdraft.pair import ModelInfo, Pair
 from qdraft.types import Round
 
 
@@ -27,6 +28,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         else {**dataclasses.asdict(check), "explained": check.explained},
         "target": _model(pair.target),
         "draft": _model(pair.draft) if pair.draft else None,
+        "kv": dataclasses.asdict(pair.kv),
         "library": f"llama-cpp-python {library_version()}",
     }
 

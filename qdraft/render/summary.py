@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,6 +18,7 @@ _ENDS = {
     FinishReason.LENGTH: "length reached",
     FinishReason.CONTEXT_FULL: "context full",
     FinishReason.INTERRUPTED: "interrupted",
+    FinishReason.ERROR: "ended by an error",
 }
 
 
@@ -41,7 +44,7 @@ def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> Re
                 f"alpha {_figure(summary.alpha, '.3f')}",
                 f"draft yield {_figure(summary.draft_yield, '.3f')}",
                 f"tau {_figure(summary.tau, '.2f')}",
-                f"{summary.n_rounds} rounds",
+                f"{sum(summary.accepted_histogram)} of {summary.n_rounds} rounds",
             ),
             *_histogram(summary.accepted_histogram),
         ]
@@ -56,7 +59,7 @@ def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> Re
     if summary.n_dropped:
         lines.append(_line("dropped", f"{summary.n_dropped} drafts with bad logits"))
     if summary.verdict:
-        lines.append(_line("verdict", summary.verdict))
+        lines += _wrapped("verdict", summary.verdict)
     return Group(*lines)
 
 
@@ -75,6 +78,12 @@ def check_view(check: Check, *, greedy: bool) -> RenderableType:
 def _line(label: str, *parts: str) -> Text:
     text = Text(f"{label:<8} ", style="label")
     return text.append(", ".join(p for p in parts if p), style="default not dim")
+
+
+def _wrapped(label: str, sentence: str) -> list[Text]:
+    """A sentence on lines of at most 79 columns."""
+    first, *rest = textwrap.wrap(sentence, 79 - 9)
+    return [_line(label, first), *(_line("", line) for line in rest)]
 
 
 def _histogram(counts: tuple[int, ...]) -> list[Text]:
