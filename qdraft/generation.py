@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdraft.check import Check, check
 from qdraft.core.rng import SeededRng
 from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import FixedSchedule
+from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
 from qdraft.decode import decode
 from qdraft.errors import QDraftError
 from qdraft.metrics import Summary, summarize
@@ -79,6 +79,20 @@ class Generation:
         with self._pair.exclusive():
             return check(self._pair.target_engine, self.prompt, self.rounds, self._sampler)
 
+    def _schedule(self) -> Schedule:
+        """The draft policy that was asked for."""
+        params = self._params
+        n_draft = params.n_draft
+        if params.draft_policy == "auto":
+            n_draft = 8 if n_draft is None else n_draft
+            return CostAwareSchedule(
+                n_draft, self._pair.costs, self._pair.acceptance, p_min=params.p_min or 0.0
+            )
+        p_min = params.p_min
+        if p_min is None:
+            p_min = 0.5 if params.draft_policy == "confidence" else 0.0
+        return FixedSchedule(4 if n_draft is None else n_draft, p_min)
+
     def _run(self) -> Generator[Chunk]:
         pair, params = self._pair, self._params
         vocab = pair.target_engine.vocab
@@ -94,12 +108,13 @@ class Generation:
         started = time.perf_counter()
         with pair.exclusive():
             try:
+                pair.acceptance.start_text()
                 for round in decode(
                     pair.target_engine,
                     pair.drafter(params),
                     self.prompt,
                     self._sampler,
-                    FixedSchedule(params.n_draft, params.p_min),
+                    self._schedule(),
                     self._rng,
                     stop=stop,
                     clock=time.perf_counter,
@@ -114,6 +129,7 @@ class Generation:
                         token, origin = round.tokens[place], round.origin_of(place)
                         yield Chunk(text, token, origin, round.index)
                     pieces.clear()
+                pair.keep_costs()
             except QDraftError:
                 self._failed = True
                 raise

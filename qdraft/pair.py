@@ -6,14 +6,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+from qdraft import coststore
+from qdraft.core.costs import AcceptanceTable
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.kv import KvCourier
+from qdraft.engine.library import build_id, cpu_id, default_threads
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
@@ -83,6 +86,9 @@ class Pair:
             self.target_engine = self._open(target, params, progress)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
             self._courier, self.kv = self._share(share_kv, params, draft_params)
+            self._costs_path = self._store(target, draft, params, draft_params)
+            self.costs = coststore.load(self._costs_path)
+            self.acceptance = AcceptanceTable()
         except BaseException:
             self.close()
             raise
@@ -136,6 +142,18 @@ class Pair:
                 raise PairError(f"the KV cells cannot be shared: {error}") from error
             return None, KvSharing(False, str(error))
         return courier, KvSharing(True)
+
+    def _store(
+        self, target: Path, draft: Path | None, params: EngineParams, draft_params: EngineParams
+    ) -> Path:
+        """Where the measured costs of this pair, as it is loaded, are kept."""
+        files = [f"{p.resolve()} {p.stat().st_size}" for p in (target, draft) if p]
+        how = (repr(replace(p, n_ctx=None)) for p in (params, draft_params))
+        return coststore.store_path(*files, *how, str(self.kv.shared), build_id(), cpu_id())
+
+    def keep_costs(self) -> None:
+        """Keep what the rounds so far have shown of the costs, for the next run."""
+        coststore.save(self._costs_path, self.costs)
 
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
@@ -232,7 +250,6 @@ def open_pair(
     the cache on first use. Raises QDraftError for whatever does not work.
     """
     from qdraft import registry
-    from qdraft.engine.library import default_threads
     from qdraft.source import materialize
 
     if target is None and draft is not None:

@@ -209,23 +209,31 @@ class DecodeParams:
     """How much is generated and how it is drafted.
 
     ``n_predict`` -1 generates until the text ends or the context is full.
-    ``n_draft`` is the most tokens drafted in a round (0: the target alone);
-    drafting stops early where the draft's top probability is below ``p_min``.
+    ``draft_policy`` is "auto" (as many tokens as pay by measured costs, none if
+    none do), "fixed" (always ``n_draft``) or "confidence" (until the draft's top
+    probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
+    round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under
+    every policy.
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1
     draws one. ``verify`` above temperature 0: token by token, or the block as a whole.
     """
 
     n_predict: int = -1
-    n_draft: int = 4
-    p_min: float = 0.0
+    n_draft: int | None = None
+    draft_policy: str = "auto"
+    p_min: float | None = None
     verify: str = "token"
     stop: tuple[str, ...] = ()
     seed: int = -1
 
     def __post_init__(self) -> None:
         _require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")
-        _require(0 <= self.n_draft <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}")
-        _require(0 <= self.p_min <= 1, "p_min", self.p_min, "from 0 (off) to 1")
+        _require(
+            0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
+        )
+        _require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
+        policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
+        _require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
         _require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
         rules = ("token", "block")
         _require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")

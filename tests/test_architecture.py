@@ -23,7 +23,7 @@ LAYERS = [
     {"engine", "drafters"},
     {"decode", "check", "source"},
     {"text"},
-    {"generation", "pair", "testing"},
+    {"coststore", "generation", "pair", "testing"},
     {"render"},
     {"cli"},
     {"__main__"},

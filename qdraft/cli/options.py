@@ -73,11 +73,32 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", help="-1 draws one and prints it.")]
 
-NDraft = Annotated[int, _option(_DRAFTING, "--n-draft", help="Most tokens drafted in a round.")]
-PMin = Annotated[
-    float, _option(_DRAFTING, "--p-min", help="Stop drafting below this top probability.")
+DraftPolicy = Annotated[
+    str,
+    _option(
+        _DRAFTING,
+        "--draft-policy",
+        help="auto: as far as it pays by measured costs; fixed; confidence: down to --p-min.",
+    ),
 ]
-
+NDraft = Annotated[
+    int | None,
+    _option(
+        _DRAFTING,
+        "--n-draft",
+        help="Most tokens drafted in a round.",
+        default="8 for auto, else 4",
+    ),
+]
+PMin = Annotated[
+    float | None,
+    _option(
+        _DRAFTING,
+        "--p-min",
+        help="Stop drafting below this top probability.",
+        default="0.5 for confidence, else 0",
+    ),
+]
 Verify = Annotated[
     str, _option(_DRAFTING, "--verify", help="Rejection by token or by block (sampled text).")
 ]

@@ -44,8 +44,9 @@ def run(
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     logit_bias: opt.LogitBias = None,
     seed: opt.Seed = -1,
-    n_draft: opt.NDraft = 4,
-    p_min: opt.PMin = 0.0,
+    draft_policy: opt.DraftPolicy = "auto",
+    n_draft: opt.NDraft = None,
+    p_min: opt.PMin = None,
     verify: opt.Verify = "token",
     share_kv: opt.ShareKv = "auto",
     ctx_size: opt.CtxSize = None,
@@ -88,6 +89,7 @@ def run(
     params = DecodeParams(
         n_predict=n_predict,
         n_draft=n_draft,
+        draft_policy=draft_policy,
         p_min=p_min,
         verify=verify,
         stop=tuple(stop or ()),
@@ -95,8 +97,9 @@ def run(
     )
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
     models = Models(target, draft, pair, models_file, no_draft, share_kv)
-    if no_draft and (ctx_size_draft is not None or gpu_layers_draft != "auto"):
-        raise UsageError("--no-draft and options of the draft (-cd, -ngld) do not go together")
+    drafting = (ctx_size_draft, n_draft, p_min, None if gpu_layers_draft == "auto" else "")
+    if no_draft and drafting != (None, None, None, None):
+        raise UsageError("--no-draft and options of the draft do not go together")
     engine, draft_engine = opt.engine_params(
         ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,
         threads, threads_batch, cache_type_k, cache_type_v, flash_attn, batch_size, ubatch_size,

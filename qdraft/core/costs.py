@@ -2,89 +2,106 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from statistics import median
 
 from qdraft.types import Round
 
-_N_TIMES = 15  # the last times of a kind; their median is what counts
+_N_TIMES = 15  # the last ratios of a kind; their median is what counts
+_N_ALONE = 5  # the last times of the target alone
+_REACH = 3  # rows beyond the widest measured batch that may be tried next
+_HOPE = 0.25  # share of the last slope that is expected there: v is steepest at its first step
+_CARRIED = 0.3  # weight of an earlier text's tests in the next one
 N_READ_FREE = 3  # tokens that a draft may read first and its time still be that of its rows
 
 
 class CostTable:
-    """Measured seconds of a draft row (by source) and of a target decode (by number of rows)."""
+    """Times of a draft row (by source) and of a target decode (by number of rows).
+
+    Each is measured against the target tokens decoded alone at about the same time, because
+    what else a machine does changes all of them together.
+    """
 
     def __init__(
         self,
-        draft_s: Mapping[str, float] | None = None,
-        verify_s: Mapping[int, float] | None = None,
+        target_s: float | None = None,
+        c: Mapping[str, float] | None = None,
+        v: Mapping[int, float] | None = None,
     ) -> None:
-        """Start from medians of earlier runs, as ``medians`` gives them."""
-        self._draft: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
-        self._verify: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
-        for source, seconds in (draft_s or {}).items():
-            self._draft[source].append(seconds)
-        for width, seconds in (verify_s or {}).items():
-            self._verify[width].append(seconds)
+        """Start from the medians of earlier runs, as ``medians`` gives them."""
+        self._target: deque[float] = deque([target_s] if target_s else [], maxlen=_N_ALONE)
+        self._c: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
+        self._v: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
+        for source, ratio in (c or {}).items():
+            self._c[source].append(ratio)
+        for width, ratio in (v or {}).items():
+            self._v[width].append(ratio)
 
     def add(self, round: Round) -> None:
         """Take in the times of a round (not the prompt's)."""
-        self._verify[round.n_draft + 1].append(round.verify_s)
+        if not round.n_draft:
+            self._target.append(round.verify_s)
+        if self.target_s is None:
+            return
+        if round.n_draft:
+            self._v[round.n_draft + 1].append(round.verify_s / self.target_s)
         if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
-            self._draft[round.source].append(round.draft_s / round.n_draft_rows)
+            self._c[round.source].append(round.draft_s / round.n_draft_rows / self.target_s)
 
     @property
     def target_s(self) -> float | None:
-        """Seconds of one target token alone."""
-        return median(self._verify[1]) if self._verify.get(1) else None
+        """Seconds of one target token alone, lately."""
+        return median(self._target) if self._target else None
 
     @property
     def complete(self) -> bool:
         """True once drafting can be judged: one row, some wider decode, one draft."""
-        return self.target_s is not None and len(self._verify) > 1 and bool(self._draft)
+        return self.target_s is not None and bool(self._v) and bool(self._c)
 
     def c(self, source: str) -> float:
-        """Time of a draft row of this source over that of one target token."""
-        times = self._draft.get(source)
-        return median(times) / (self.target_s or 1.0) if times else 0.0
+        """Time of a draft row of this source over that of one target token; 0 if unknown."""
+        times = self._c.get(source)
+        return median(times) if times else 0.0
 
     def v(self, n: int) -> float:
         """Time of a target decode of ``n`` rows over that of one.
 
-        Measured where it was; else on the line between the measured neighbours, or through
-        the two widest.
+        Measured where it was, else on the line between the measured neighbours. Up to
+        ``_REACH`` rows beyond the widest measured one it is guessed low, so that wider batches
+        get tried; after that it is infinite, so that they are tried step by step.
         """
-        if self._verify.get(n):
-            return self._seconds(n) / self._seconds(1)
-        known = sorted(width for width, times in self._verify.items() if times)
-        below = [width for width in known if width < n]
-        above = [width for width in known if width > n]
-        low, high = (below[-1], above[0]) if above else (below[-2], below[-1])
-        slope = max(0.0, (self._seconds(high) - self._seconds(low)) / (high - low))
-        return (self._seconds(low) + (n - low) * slope) / self._seconds(1)
+        known = {1: 1.0, **{width: median(ratios) for width, ratios in self._v.items() if ratios}}
+        if n in known:
+            return known[n]
+        below = sorted(width for width in known if width < n)
+        above = sorted(width for width in known if width > n)
+        if not above and n > below[-1] + _REACH:
+            return math.inf
+        low, high = (below[-1], above[0]) if above else (below[-2] if below[1:] else 1, below[-1])
+        slope = max(0.0, (known[high] - known[low]) / max(1, high - low))
+        return known[low] + (n - low) * slope if above else known[high] + (n - high) * slope * _HOPE
 
-    def _seconds(self, width: int) -> float:
-        return median(self._verify[width])
-
-    def medians(self) -> tuple[dict[str, float], dict[int, float]]:
-        """Seconds of a draft row by source, and of a target decode by number of rows."""
+    def medians(self) -> tuple[float | None, dict[str, float], dict[int, float]]:
+        """Seconds of a target token, c by source, and v by number of rows, as far as measured."""
         return (
-            {source: median(times) for source, times in self._draft.items() if times},
-            {width: median(times) for width, times in sorted(self._verify.items()) if times},
+            self.target_s,
+            {source: median(ratios) for source, ratios in self._c.items() if ratios},
+            {width: median(ratios) for width, ratios in sorted(self._v.items()) if ratios},
         )
 
 
 class AcceptanceTable:
     """Share of tested draft tokens that were accepted, by source and by the draft's confidence.
 
-    Bins start from the belief that a draft is as reliable as it says, which a few tests
-    outweigh; old tests fade, so that a text may change its kind.
+    A bin starts from the share over all of them, which a few tests of its own outweigh; old
+    tests fade, so that a text may change its kind.
     """
 
     _EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
     _BELIEF = 3.0  # tests that the starting belief counts as
-    _MEMORY = 200.0  # tests that a bin remembers
+    _MEMORY = 60.0  # tests that a bin remembers
 
     def __init__(self) -> None:
         self._bins: dict[tuple[str, int], tuple[float, float]] = {}
@@ -98,15 +115,27 @@ class AcceptanceTable:
             self._bins[key] = self._count(self._bins.get(key, (0.0, 0.0)), accepted)
             self._all[round.source] = self._count(self._all.get(round.source, (0.0, 0.0)), accepted)
 
+    def start_text(self) -> None:
+        """Another text begins: what was learned of the last one counts less."""
+        self._bins = {key: _carry(counts) for key, counts in self._bins.items()}
+        self._all = {key: _carry(counts) for key, counts in self._all.items()}
+
     def at(self, source: str, confidence: float) -> float:
         """Chance that a token of this confidence is accepted."""
-        accepted, tested = self._bins.get((source, self._bin(confidence)), (0.0, 0.0))
-        return (accepted + self._BELIEF * confidence) / (tested + self._BELIEF)
+        counts = self._bins.get((source, self._bin(confidence)), (0.0, 0.0))
+        return self._chance(counts, self.overall(source))
 
-    def overall(self, source: str) -> float:
-        """Chance that a token of unknown confidence is accepted."""
-        accepted, tested = self._all.get(source, (0.0, 0.0))
-        return (accepted + 0.7 * self._BELIEF) / (tested + self._BELIEF)
+    def overall(self, source: str, hope: float = 0.0) -> float:
+        """Chance that a token of unknown confidence is accepted.
+
+        ``hope`` adds that many standard deviations of what is not known yet.
+        """
+        return self._chance(self._all.get(source, (0.0, 0.0)), 0.7, hope)
+
+    def _chance(self, counts: tuple[float, float], belief: float, hope: float = 0.0) -> float:
+        n = counts[1] + self._BELIEF
+        mean = (counts[0] + self._BELIEF * belief) / n
+        return min(1.0, mean + hope * math.sqrt(mean * (1 - mean) / (n + 1)))
 
     def _bin(self, confidence: float) -> int:
         return sum(confidence >= edge for edge in self._EDGES)
@@ -116,47 +145,64 @@ class AcceptanceTable:
         return (fade * (counts[0] + accepted), fade * (counts[1] + 1))
 
 
-class RecentLoss:
-    """Time that drafting cost over the last 200 tokens, in target-token times.
+def _carry(counts: tuple[float, float]) -> tuple[float, float]:
+    return (_CARRIED * counts[0], _CARRIED * counts[1])
 
-    Rounds without a draft lose nothing by definition. ``speed`` is that of the rounds with
-    a draft among them, 1 where there are none.
+
+class RecentLoss:
+    """Bounds what drafting may cost, in target-token times.
+
+    ``debt`` grows with every drafted round that took longer than its tokens would have taken
+    alone and shrinks with every one that gained. Rounds without a draft pay it back at
+    ``max_loss`` a token. Kept below the limit, where drafting never gains any 200 tokens take at
+    most 2 ``max_loss`` longer than the target alone. What was gained before may be lost again,
+    up to ``_SAVED``: else two unlucky rounds would end a draft that pays. What goes more than
+    ``_OVER`` beyond the limit is forgiven, so that one long rejected draft does not end it either.
     """
 
+    _SAVED = 10.0
+    _OVER = 0.5
+
     _N_TOKENS = 200
+    _N_ROUNDS = 24  # rounds that the current speed is taken from
 
     def __init__(self, max_loss: float) -> None:
+        self._max_loss = max_loss
         self._limit = max_loss * self._N_TOKENS
-        self._rounds: deque[tuple[int, float, bool]] = deque()
-        self._n_tokens = 0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=self._N_ROUNDS)
+        self.debt = 0.0
 
-    def add(self, round: Round, target_s: float) -> None:
-        """Take in a round; ``target_s`` is the time of one target token now."""
-        spent = (round.draft_s + round.verify_s + round.other_s) / target_s
-        drafted = round.n_draft_rows > 0
-        self._rounds.append(
-            (round.n_emitted, spent if drafted else float(round.n_emitted), drafted)
-        )
-        self._n_tokens += round.n_emitted
-        while self._n_tokens - self._rounds[0][0] >= self._N_TOKENS:
-            self._n_tokens -= self._rounds.popleft()[0]
-
-    @property
-    def lost(self) -> float:
-        """Target-token times lost, negative when drafting gained."""
-        return sum(spent - n for n, spent, _ in self._rounds)
+    def add(self, round: Round, costs: CostTable) -> None:
+        """Take in a round. Reading the prompt is no loss of the draft that first needed it."""
+        target_s = costs.target_s
+        if target_s is None:
+            return
+        if round.n_draft_rows:
+            spent = (round.draft_s + round.verify_s + round.other_s) / target_s
+            if round.n_caught_up > N_READ_FREE:
+                spent += round.n_draft_rows * costs.c(round.source) - round.draft_s / target_s
+            debt = self.debt + spent - round.n_emitted
+            self.debt = min(max(-self._SAVED, debt), self._limit + self._OVER)
+        else:
+            spent = float(round.n_emitted)
+            self.debt = max(min(0.0, self.debt), self.debt - self._max_loss * round.n_emitted)
+        self._recent.append((round.n_emitted, spent))
 
     @property
     def exhausted(self) -> bool:
-        return self.lost >= self._limit
+        return self.debt >= self._limit
 
     @property
     def speed(self) -> float:
-        """Tokens per target-token time over the rounds with a draft."""
-        drafted = [(n, spent) for n, spent, was_drafted in self._rounds if was_drafted]
-        spent = sum(s for _, s in drafted)
-        return sum(n for n, _ in drafted) / spent if spent else 1.0
+        """Tokens per target-token time over the last rounds; 1 before there are any."""
+        spent = sum(time for _, time in self._recent)
+        return sum(n for n, _ in self._recent) / spent if spent else 1.0
+
+    @property
+    def leeway(self) -> float:
+        """How much of the limit is left, 0 to 1: what may be risked to find out more."""
+        return min(1.0, max(0.0, 1 - self.debt / self._limit))
 
     def affords(self, loss: float) -> bool:
         """True if a round that is expected to lose this much stays within the limit."""
-        return self.lost + loss < self._limit
+        return self.debt + loss < self._limit

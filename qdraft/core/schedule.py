@@ -13,7 +13,7 @@ from typing import Protocol
 from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.types import Round
 
-PLAIN_EVERY = 64  # rounds between two that measure the target alone
+PLAIN_EVERY = 24  # rounds between two that measure the target alone
 
 
 class Gate(Protocol):
@@ -102,10 +102,17 @@ class CostAwareSchedule:
     """
 
     def __init__(
-        self, n_draft: int, costs: CostTable, *, p_min: float = 0.0, max_loss: float = 0.015
+        self,
+        n_draft: int,
+        costs: CostTable,
+        acceptance: AcceptanceTable | None = None,
+        *,
+        p_min: float = 0.0,
+        max_loss: float = 0.0125,
     ) -> None:
+        """``costs`` and ``acceptance`` are learned from, and may come from earlier texts."""
         self.costs = costs
-        self.acceptance = AcceptanceTable()
+        self.acceptance = acceptance or AcceptanceTable()
         self.loss = RecentLoss(max_loss)
         self._n_draft = n_draft
         self._p_min = p_min
@@ -135,11 +142,11 @@ class CostAwareSchedule:
             return
         self.costs.add(round)
         self.acceptance.add(round)
-        if self.costs.target_s is not None:
-            self.loss.add(round, self.costs.target_s)
-        if round.n_draft:
-            paid = self.loss.speed >= 1
-            self._patience = 32 if paid else min(512, 2 * self._patience)
+        self.loss.add(round, self.costs)
+        if round.n_draft_rows:
+            if self._since_draft >= self._patience:  # it was a probe
+                paid = round.n_emitted > 1 and self.loss.debt <= 0
+                self._patience = 32 if paid else min(512, 2 * self._patience)
             self._since_draft = 0
         else:
             self._since_draft += round.n_emitted
@@ -163,26 +170,43 @@ class CostGate:
         self._reach = 1.0  # chance that all of them are accepted
 
     def more(self, source: str) -> bool:
-        if self._k >= self._n_max or self._loss.exhausted:
+        if self._k == 0:
+            self._n_max = min(self._n_max, self._affordable(source))
+        if self._k >= self._n_max:
             return False
+        # Whether to draft at all is decided with hope, as far as there is leeway: an unlucky
+        # start should not be the end of it. How far to draft is decided without.
+        hope = self._loss.leeway if self._k == 0 else 0.0
         alpha = self._acceptance.overall(source)
-        gain, cost = self._best(source, self._reach * alpha, alpha, n_free=0)
-        if gain > cost:
-            return True
-        # A probe is one token that is expected to lose, where the loss is affordable.
-        return self._probe and self._k == 0 and self._loss.affords(cost - gain)
+        first = self._acceptance.overall(source, hope)
+        gain, cost = self._best(source, self._reach * first, alpha, n_free=0)
+        # A probe is one token that is expected to lose.
+        return gain > cost or (self._probe and self._k == 0)
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
             return False
-        alpha = self._acceptance.at(source, confidence)
-        reach = self._reach * alpha
+        reach = self._reach * self._acceptance.at(source, confidence)
         gain, cost = self._best(source, reach, self._acceptance.overall(source), n_free=1)
         if gain <= cost and not (self._probe and self._k == 0):
             return False
         self._k += 1
         self._reach = reach
         return True
+
+    def _affordable(self, source: str) -> int:
+        """The longest draft that may be tried: any, once drafting has proven itself.
+
+        Before that, half of what a round costs that is rejected whole must be affordable.
+        """
+        if self._loss.debt < 0:
+            return self._n_max
+        n = 0
+        while n < self._n_max and self._loss.affords(
+            0.5 * ((n + 1) * self._costs.c(source) + self._costs.v(n + 2) - 1)
+        ):
+            n += 1
+        return n
 
     def _best(self, source: str, reach: float, alpha: float, *, n_free: int) -> tuple[float, float]:
         """Tokens gained and target-token times paid for the best number of further tokens.

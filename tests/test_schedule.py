@@ -1,0 +1,247 @@
+"""Cost-aware drafting, on the real loop with fake engines and a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import GREEDY, PLAIN, engine, run, tokens_of, vocab
+
+from qdraft import coststore
+from qdraft.core.costs import AcceptanceTable, CostTable
+from qdraft.core.rng import SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
+from qdraft.decode import decode
+from qdraft.drafters.base import NoDrafter
+from qdraft.drafters.model import ModelDrafter
+from qdraft.testing import FakeCourier, FakeEngine, LogitsFn
+from qdraft.types import Round, SamplingParams
+
+
+def text_logits(seed: int) -> LogitsFn:
+    """Logits of a text that does not run in circles: by place and last token."""
+
+    def logits(tokens: tuple[int, ...]) -> np.ndarray:
+        return 3 * np.random.default_rng([seed, len(tokens), tokens[-1]]).normal(size=8)
+
+    return logits
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed(FakeEngine):
+    """Takes simulated time for each eval, by the number of rows."""
+
+    clock: Clock
+    cost: Callable[[int], float]
+
+    def eval(self, tokens: Sequence[int], logits: int) -> np.ndarray:
+        self.clock.now += self.cost(len(tokens))
+        return super().eval(tokens, logits)
+
+
+@dataclass
+class Machine:
+    """What a target decode costs by width, and a draft row, in target tokens; with noise."""
+
+    v: Callable[[int], float]
+    c: float
+    noise: float = 0.03
+
+    def generate(
+        self,
+        schedule: Schedule,
+        blend: Callable[[int], float],
+        params: SamplingParams,
+        n: int = 600,
+    ) -> list[Round]:
+        """A text of ``n`` tokens; ``blend`` tells how far the draft is off, by place."""
+        clock, rng = Clock(), np.random.default_rng(5)
+        fair, off = text_logits(7), text_logits(70)
+
+        def draft_logits(tokens: tuple[int, ...]) -> np.ndarray:
+            b = blend(len(tokens))
+            return (1 - b) * np.asarray(fair(tokens)) + b * np.asarray(off(tokens))
+
+        target, draft = Timed(fair, vocab(8)), Timed(draft_logits, vocab(8))
+        for model in (target, draft):
+            model.clock = clock
+        target.cost = lambda width: self.v(width) * rng.lognormal(0, self.noise)
+        draft.cost = lambda width: self.c * rng.lognormal(0, self.noise)
+        drafter = ModelDrafter(draft, 8, FakeCourier(target, draft))
+        return list(
+            decode(
+                target, drafter, (1, 0, 2), Sampler(params, 8), schedule, SeededRng(3),
+                stop=lambda token: None, clock=clock, n_predict=n,
+            )
+        )  # fmt: skip
+
+
+def spent(rounds: Sequence[Round]) -> float:
+    return sum(r.draft_s + r.verify_s + r.other_s for r in rounds if not r.n_prompt)
+
+
+def speed(rounds: Sequence[Round]) -> float:
+    later = [r for r in rounds if not r.n_prompt]
+    return sum(r.n_emitted for r in later) / spent(later)
+
+
+def worst_window(rounds: Sequence[Round], n_tokens: int = 200) -> float:
+    """The most time that any stretch of about ``n_tokens`` took, over that many target tokens."""
+    later = [r for r in rounds if not r.n_prompt]
+    worst = 0.0
+    for start in range(len(later)):
+        n, time = 0, 0.0
+        for r in later[start:]:
+            n += r.n_emitted
+            time += r.draft_s + r.verify_s
+            if n >= n_tokens:
+                worst = max(worst, time / n)
+                break
+    return worst
+
+
+def flat(width: int) -> float:
+    """A big model, bound by memory."""
+    return 1 + 0.02 * (width - 1)
+
+
+def jagged(width: int) -> float:
+    """The second row is dear, the next few are cheap."""
+    return (
+        [1, 1.69, 1.8, 2.0, 2.17, 2.4, 2.6, 2.7][width - 1]
+        if width < 9
+        else 2.7 + 0.3 * (width - 8)
+    )
+
+
+def steep(width: int) -> float:
+    """A small model, bound by arithmetic."""
+    return 0.5 + 0.5 * width
+
+
+CASES = {
+    "flat, good draft": (Machine(flat, 0.1), 0.1),
+    "flat, poor draft": (Machine(flat, 0.2), 0.6),
+    "jagged, good draft": (Machine(jagged, 0.3), 0.1),
+    "jagged, dear draft": (Machine(jagged, 0.6), 0.2),
+    "steep": (Machine(steep, 0.5), 0.2),
+    "hopeless": (Machine(steep, 0.9), 0.9),
+}
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", CASES)
+def test_never_slower_and_close_to_the_best_fixed_length(name: str, params: SamplingParams) -> None:
+    """From an empty cost table. The best fixed length is known only afterwards."""
+    machine, blend = CASES[name]
+    rounds = machine.generate(CostAwareSchedule(8, CostTable()), lambda n: blend, params)
+    fixed = [
+        speed(machine.generate(FixedSchedule(k, plain_every=0), lambda n: blend, params))
+        for k in range(9)
+    ]
+    assert worst_window(rounds) < 1.03
+    assert speed(rounds) > 0.88 * max(fixed), (speed(rounds), fixed)
+
+
+def test_the_text_does_not_depend_on_the_schedule() -> None:
+    machine, blend = CASES["jagged, good draft"]
+    rounds = machine.generate(CostAwareSchedule(8, CostTable()), lambda n: blend, GREEDY, n=200)
+    alone = list(machine.generate(FixedSchedule(0), lambda n: blend, GREEDY, n=200))
+    assert tokens_of(rounds) == tokens_of(alone)
+
+
+def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up() -> None:
+    machine = Machine(flat, 0.3)
+    turns_bad = machine.generate(
+        CostAwareSchedule(8, CostTable()), lambda n: 0.05 if n < 400 else 1.0, GREEDY, n=900
+    )
+    assert worst_window(turns_bad) < 1.08  # some of what was gained is lost finding out
+    assert sum(r.n_draft for r in turns_bad if r.n_context > 700) < 40
+    turns_good = machine.generate(
+        CostAwareSchedule(8, CostTable()), lambda n: 1.0 if n < 300 else 0.05, GREEDY, n=1200
+    )
+    late = [r for r in turns_good if r.n_context > 900]
+    assert speed(late) > 1.5
+
+
+def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
+    """A table of an earlier run: a pair that cannot pay is not even tried."""
+    machine, blend = CASES["hopeless"]
+    costs = CostTable(1.0, {"model": 0.9}, {n: steep(n) for n in (2, 3)})
+    rounds = machine.generate(CostAwareSchedule(8, costs), lambda n: blend, GREEDY, n=200)
+    assert sum(r.n_draft for r in rounds) <= 3
+
+
+def test_v_is_measured_or_between_neighbours() -> None:
+    costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
+    assert [costs.v(n) for n in (1, 3, 5)] == pytest.approx([1, 1.4, 3])
+    assert costs.v(2) == pytest.approx(1.2)
+    assert costs.v(4) == pytest.approx(2.2)
+    assert costs.v(7) == pytest.approx(3.4)  # a hopeful guess, to get it tried
+    assert costs.v(9) == float("inf")  # not before 8 was
+    assert costs.c("model") == pytest.approx(0.2)
+    assert CostTable(*costs.medians()).medians() == costs.medians()
+
+
+def test_medians_outlive_a_disturbance() -> None:
+    costs = CostTable()
+    for r in run(engine(), NoDrafter(), n_predict=12):
+        costs.add(r)
+    before = costs.target_s
+    costs.add(replace(list(run(engine(), NoDrafter(), n_predict=2))[1], verify_s=1000.0))
+    assert costs.target_s == before
+
+
+def test_acceptance_is_learned_by_confidence() -> None:
+    table = AcceptanceTable()
+    assert table.at("model", 0.9) == pytest.approx(0.7)
+    rounds = list(run(engine(), NoDrafter(), n_predict=2))
+    for _ in range(100):
+        for confidence, accepted in ((0.95, 1), (0.3, 0)):
+            table.add(_with(rounds[1], confidence, accepted))
+    assert table.at("model", 0.95) > 0.97
+    assert table.at("model", 0.3) < 0.05
+    assert table.overall("model") == pytest.approx(0.5, abs=0.05)
+    assert table.overall("other") == pytest.approx(0.7)
+
+
+def _with(r: Round, confidence: float, n_accepted: int) -> Round:
+    return replace(
+        r, source="model", n_draft=1, n_tested=1, n_accepted=n_accepted, confidence=(confidence,)
+    )
+
+
+def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "costs" / "x.json"
+    assert not coststore.load(path).complete
+    costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
+    coststore.save(path, costs)
+    assert coststore.load(path).medians() == costs.medians()
+    for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
+        path.write_text(damage)
+        assert not coststore.load(path).complete
+    coststore.save(Path("/dev/null/x"), costs)  # no place to keep them is no reason to fail
+
+
+def test_an_earlier_text_is_a_weak_belief() -> None:
+    table = AcceptanceTable()
+    rounds = list(run(engine(), NoDrafter(), n_predict=2))
+    for _ in range(60):
+        table.add(_with(rounds[1], 0.9, 1))
+    before = table.overall("model")
+    table.start_text()
+    for _ in range(10):
+        table.add(_with(rounds[1], 0.9, 0))
+    assert before > 0.95
+    assert table.overall("model") < 0.72
