@@ -13,5 +13,5 @@ with qdraft.open_pair("smollm2") as pair:
     print()
 
     summary = text.summary
-    print(f"{summary.n_tokens} tokens, alpha {summary.alpha:.2f}, tau {summary.tau:.2f}")
+    print(f"{summary.n_tokens} tokens in {summary.n_rounds} rounds, {text.finish_reason.value}")
     print(summary.verdict)

@@ -72,7 +72,9 @@ class Generation:
     @property
     def summary(self) -> Summary:
         """The figures so far."""
-        return summarize(self.rounds, self._ttft_s)
+        auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
+        costs = self._pair.costs if auto and self._pair.draft_engine else None
+        return summarize(self.rounds, self._ttft_s, costs)
 
     def check(self) -> Check:
         """Compare with the target alone; see ``qdraft.Check``."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from qdraft.core.costmodel import break_even_alpha
-from qdraft.core.costs import N_READ_FREE
+from qdraft.core.costs import N_READ_FREE, CostTable
 from qdraft.types import Round
 
+_MANY = 16  # rounds after which hardly any draft means that the schedule saw no gain in it
 _ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
 
 
@@ -52,8 +53,13 @@ class Summary:
     verdict: str | None
 
 
-def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
-    """Fold rounds, in order, into a Summary."""
+def summarize(
+    rounds: Sequence[Round], ttft_s: float | None = None, costs: CostTable | None = None
+) -> Summary:
+    """Fold rounds, in order, into a Summary.
+
+    ``costs`` fills in what the rounds do not show of c and v.
+    """
     later = [r for r in rounds if not r.n_prompt]
     drafted = [r for r in later if r.n_draft]
     plain = [r for r in later if not r.n_draft]
@@ -68,6 +74,10 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
     alone = _ratio(1.0, median(r.verify_s + r.other_s for r in plain)) if plain else None
     alpha = _ratio(n_accepted, n_tested)
     c, v = _costs(later, plain)
+    if costs:
+        _, known_c, known_v = costs.medians()
+        c = known_c.get("model") if c is None else c
+        v = dict(sorted({**known_v, **v}.items()))
     gain = rate / alone if rate and alone and drafted else None
     return Summary(
         n_prompt=sum(r.n_prompt for r in rounds),
@@ -91,7 +101,7 @@ def summarize(rounds: Sequence[Round], ttft_s: float | None = None) -> Summary:
         speedup=gain,
         c=c,
         v=v,
-        verdict=_verdict(len(drafted), gain, alone, alpha, c, v) if drafted else None,
+        verdict=_verdict(len(drafted), len(later), gain, alone, alpha, c, v),
     )
 
 
@@ -120,30 +130,39 @@ def _costs(later: Sequence[Round], plain: Sequence[Round]) -> tuple[float | None
 
 def _verdict(
     n_drafted: int,
+    n_later: int,
     gain: float | None,
     alone: float | None,
     alpha: float | None,
     c: float | None,
     v: dict[int, float],
-) -> str:
+) -> str | None:
     """One sentence: does the draft pay here, and if not, what would have to change."""
-    if n_drafted < _ENOUGH or gain is None or alone is None or alpha is None or c is None:
+    if n_drafted < _ENOUGH:
+        if c and v and n_later >= _MANY:
+            return f"drafting does not pay here: {_what_would(alpha, c, v)}"
+        return "too short a text to compare with the target alone" if n_drafted else None
+    if gain is None or alone is None or c is None:
         return "too short a text to compare with the target alone"
     sentence = f"{gain:.2f} times the target alone ({alone:.1f} t/s)"
-    if gain >= 1:
-        return sentence
+    return sentence if gain >= 1 else f"{sentence}: {_what_would(alpha, c, v)}"
+
+
+def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:
+    """The costs, and the acceptance rate that would pay at the most favourable width."""
     needed = {width: break_even_alpha(width - 1, c, cost) for width, cost in v.items()}
-    reachable = {alpha: width for width, alpha in needed.items() if alpha is not None}
+    reachable = {a: width for width, a in needed.items() if a is not None}
     costs = f"a draft token costs {c:.2f} target tokens"
     if reachable:
         best = min(reachable)
         width = reachable[best]
+        here = "" if alpha is None else f", here it is {alpha:.2f}"
         return (
-            f"{sentence}: {costs}, {width} rows cost {v[width]:.2f}; "
-            f"n_draft {width - 1} pays from alpha {best:.2f}, here it is {alpha:.2f}"
+            f"{costs}, {width} rows cost {v[width]:.2f}; "
+            f"n_draft {width - 1} pays from alpha {best:.2f}{here}"
         )
     width = min(v, key=lambda w: v[w] + (w - 1) * c - w)
     return (
-        f"{sentence}: {costs}, {width} rows cost {v[width]:.2f}, so no acceptance rate would "
-        "pay; it takes a bigger target or a cheaper draft (see --no-draft)"
+        f"{costs}, {width} rows cost {v[width]:.2f}, so no acceptance rate would pay; "
+        "it takes a bigger target or a cheaper draft"
     )

@@ -215,7 +215,8 @@ class DecodeParams:
     round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under
     every policy.
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1
-    draws one. ``verify`` above temperature 0: token by token, or the block as a whole.
+    draws one; it repeats a text where the draft lengths repeat, that is not under
+    "auto". ``verify`` above temperature 0: token by token, or the block as a whole.
     """
 
     n_predict: int = -1

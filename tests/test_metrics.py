@@ -7,6 +7,7 @@ import pytest
 from fakes import engine, model_drafter, run
 
 from qdraft.core.costmodel import break_even_alpha, expected_tokens, speedup
+from qdraft.core.costs import CostTable
 from qdraft.metrics import summarize
 from qdraft.types import Origin, Round
 
@@ -83,6 +84,21 @@ def test_reading_the_prompt_is_no_part_of_c() -> None:
     assert summarize([PROMPT, make(0, 0), read]).c is None
     rounds = [PROMPT, make(0, 0), read, make(2, 2, draft_s=1.0)]
     assert summarize(rounds).c == pytest.approx(0.5)
+
+
+def test_a_schedule_that_does_not_draft_says_why() -> None:
+    """Cases 25 and 28: the target alone is never a silent choice."""
+    costs = CostTable(0.1, {"model": 0.25}, {3: 1.5})
+    alone = [PROMPT, *[make(0, 0)] * 20]
+    assert summarize(alone, None, costs).verdict == (
+        "drafting does not pay here: a draft token costs 0.25 target tokens, "
+        "3 rows cost 1.50; n_draft 2 pays from alpha 0.62"
+    )
+    tried = [*alone, make(2, 0, draft_s=0.5, verify_s=1.5)]
+    verdict = summarize(tried, None, costs).verdict
+    assert verdict is not None
+    assert verdict.endswith("pays from alpha 0.62, here it is 0.00")
+    assert summarize(alone).verdict is None  # nothing was to be drafted
 
 
 def test_too_short_to_compare() -> None:

@@ -20,6 +20,13 @@ GREEDY = SamplingParams(temperature=0)
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
 # SmolLM2's end-of-generation tokens: banned, a text goes on to its budget.
 ENDLESS = dict.fromkeys((0, 2, 4), -np.inf)
+
+
+def fixed(**kwargs: object) -> DecodeParams:
+    """Draft lengths that do not follow the clock: drafting and seeds are what is under test."""
+    return DecodeParams(**{"draft_policy": "fixed", **kwargs})  # type: ignore[arg-type]
+
+
 PROMPTS = [
     "Write a Python function that sorts a list.",
     "What is the capital of France?",
@@ -51,9 +58,9 @@ def self_pair(source_file: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_equals_the_target_alone(exact_pair: Pair, prompt: str) -> None:
-    drafted = exact_pair.generate(prompt, GREEDY, DecodeParams(n_predict=100))
+    drafted = exact_pair.generate(prompt, GREEDY, fixed(n_predict=100))
     drafted.read()
-    alone = exact_pair.generate(prompt, GREEDY, DecodeParams(n_predict=100, n_draft=0))
+    alone = exact_pair.generate(prompt, GREEDY, fixed(n_predict=100, n_draft=0))
     alone.read()
     check = drafted.check()
     assert check.same == (drafted.tokens == alone.tokens)
@@ -74,7 +81,7 @@ def test_a_file_paired_with_itself_accepts_nearly_everything(
     params = SamplingParams(
         temperature=sampling.temperature, top_k=0, top_p=1, min_p=0, logit_bias=ENDLESS
     )
-    text = self_pair.generate(PROMPTS[2], params, DecodeParams(n_predict=500, seed=1))
+    text = self_pair.generate(PROMPTS[2], params, fixed(n_predict=500, seed=1))
     text.read()
     assert len(text.tokens) == 500
     assert text.summary.alpha is not None
@@ -95,7 +102,7 @@ def test_acceptance_of_a_known_pair(pair: Pair) -> None:
     """Case 7 in small: a library that changes acceptance much must not go unnoticed."""
     accepted = tested = 0
     for prompt in PROMPTS:
-        text = pair.generate(prompt, GREEDY, DecodeParams(n_predict=80))
+        text = pair.generate(prompt, GREEDY, fixed(n_predict=80))
         text.read()
         accepted += text.summary.n_accepted
         tested += text.summary.n_tested
@@ -103,7 +110,7 @@ def test_acceptance_of_a_known_pair(pair: Pair) -> None:
 
 
 def test_sampled_text_stays_in_the_support(pair: Pair) -> None:
-    text = pair.generate(PROMPTS[2], SamplingParams(), DecodeParams(n_predict=100, seed=3))
+    text = pair.generate(PROMPTS[2], SamplingParams(), fixed(n_predict=100, seed=3))
     text.read()
     check = text.check()
     assert check.same
@@ -114,14 +121,14 @@ def test_sampled_text_stays_in_the_support(pair: Pair) -> None:
 
 def test_same_seed_same_text(pair: Pair) -> None:
     def text(seed: int) -> str:
-        return pair.generate(PROMPTS[2], PLAIN, DecodeParams(n_predict=40, seed=seed)).read()
+        return pair.generate(PROMPTS[2], PLAIN, fixed(n_predict=40, seed=seed)).read()
 
     assert text(1) == text(1) != text(2)
 
 
 def test_chunks_equal_the_whole(pair: Pair) -> None:
     text = pair.generate(
-        "Answer with emoji and Japanese: 日本語 🦙", PLAIN, DecodeParams(n_predict=120, seed=5)
+        "Answer with emoji and Japanese: 日本語 🦙", PLAIN, fixed(n_predict=120, seed=5)
     )
     chunks = list(text)
     pieces = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens)
@@ -130,16 +137,29 @@ def test_chunks_equal_the_whole(pair: Pair) -> None:
     assert {chunk.origin for chunk in chunks} >= {Origin.DRAFT, Origin.TARGET}
 
 
+def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Path]) -> None:
+    with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
+        text = opened.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=60))
+        text.read()
+        assert text.check().explained
+        assert len(text.tokens) == 60
+        assert opened.costs.complete
+        assert text.summary.verdict
+        learned = opened.costs.medians()
+    with Pair(*smollm2, EngineParams(n_ctx=512)) as again:
+        assert again.costs.medians() == learned
+
+
 def test_stop_string(pair: Pair) -> None:
-    whole = pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=60)).read()
+    whole = pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=60)).read()
     stop = whole.split()[3]
-    cut = pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=60, stop=(stop,)))
+    cut = pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=60, stop=(stop,)))
     assert cut.read() == whole[: whole.index(stop)]
     assert cut.finish_reason is FinishReason.STOP_STRING
 
 
 def test_end_of_turn_ends_the_text(pair: Pair) -> None:
-    text = pair.generate("Say only: hello", GREEDY, DecodeParams(n_predict=400))
+    text = pair.generate("Say only: hello", GREEDY, fixed(n_predict=400))
     text.read()
     assert text.finish_reason is FinishReason.END_OF_GENERATION
     assert pair.target_engine.vocab.is_end(text.tokens[-1])
@@ -150,7 +170,7 @@ def test_a_prompt_longer_than_the_batch(smollm2: tuple[Path, Path]) -> None:
     """Case 9, for both models."""
     prompt = "The quick brown fox jumps over the lazy dog. " * 60
     with Pair(*smollm2, EngineParams(n_ctx=1024, n_batch=64, n_ubatch=32)) as small:
-        text = small.generate(prompt, GREEDY, DecodeParams(n_predict=24), raw=True)
+        text = small.generate(prompt, GREEDY, fixed(n_predict=24), raw=True)
         text.read()
         assert len(text.prompt) > 500
         assert text.check().explained
@@ -210,39 +230,37 @@ def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
 
 def test_one_text_at_a_time(pair: Pair) -> None:
     """The same thread is told, another thread waits."""
-    first = iter(pair.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=8)))
+    first = iter(pair.generate(PROMPTS[0], GREEDY, fixed(n_predict=8)))
     next(first)
     with pytest.raises(EngineError, match="in the middle of a text"):
-        pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()
+        pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read()
     texts: list[str] = []
     other = threading.Thread(
-        target=lambda: texts.append(
-            pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()
-        )
+        target=lambda: texts.append(pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read())
     )
     other.start()
     for _ in first:
         pass
     other.join(timeout=60)
     assert texts
-    assert texts == [pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=8)).read()]
+    assert texts == [pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read()]
 
 
 def test_leaving_a_text_early_frees_the_pair(pair: Pair) -> None:
-    text = pair.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=50))
+    text = pair.generate(PROMPTS[0], GREEDY, fixed(n_predict=50))
     for chunk in text:
         if chunk.round_index == 4:
             break
     assert text.finish_reason is FinishReason.INTERRUPTED
     whole = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens).decode()
     assert text.text == whole  # also what the loop did not get to see
-    assert pair.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=4)).read()
+    assert pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=4)).read()
 
 
 def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> None:
     for _ in range(3):
         opened = Pair(*smollm2, EngineParams(n_ctx=256))
-        text = opened.generate(PROMPTS[2], GREEDY, DecodeParams(n_predict=40))
+        text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=40))
         chunks = iter(text)
         started = threading.Event()
 
@@ -266,7 +284,7 @@ def test_twenty_texts_in_a_row_stay_in_step(self_pair: Pair) -> None:
     """Case 4: caches are as good for the twentieth text as for the first."""
     for turn in range(20):
         text = self_pair.generate(
-            f"{PROMPTS[turn % 4]} ({turn})", PLAIN, DecodeParams(n_predict=24, seed=turn)
+            f"{PROMPTS[turn % 4]} ({turn})", PLAIN, fixed(n_predict=24, seed=turn)
         )
         text.read()
         assert text.summary.alpha is None or text.summary.alpha >= 0.98
@@ -282,7 +300,7 @@ class TestSharedKv:
                 assert opened.kv.shared == (share == "auto")
                 accepted = tested = 0
                 for prompt in PROMPTS:
-                    text = opened.generate(prompt, GREEDY, DecodeParams(n_predict=80))
+                    text = opened.generate(prompt, GREEDY, fixed(n_predict=80))
                     text.read()
                     accepted += text.summary.n_accepted
                     tested += text.summary.n_tested
@@ -292,7 +310,7 @@ class TestSharedKv:
 
     def test_the_copied_cells_are_the_targets_bit_for_bit(self, smollm2: tuple[Path, Path]) -> None:
         with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
-            text = opened.generate(PROMPTS[0], PLAIN, DecodeParams(n_predict=60, seed=2))
+            text = opened.generate(PROMPTS[0], PLAIN, fixed(n_predict=60, seed=2))
             text.read()
             courier, draft = opened._courier, opened.draft_engine
             assert courier is not None
@@ -309,7 +327,7 @@ class TestSharedKv:
         with Pair(*smollm2, EngineParams(n_ctx=512), draft_params=other) as opened:
             assert not opened.kv.shared
             assert "does not take the target's KV cells" in opened.kv.reason
-            assert opened.generate(PROMPTS[1], GREEDY, DecodeParams(n_predict=20)).read()
+            assert opened.generate(PROMPTS[1], GREEDY, fixed(n_predict=20)).read()
         with pytest.raises(qdraft.PairError, match="cannot be shared"):
             Pair(*smollm2, EngineParams(n_ctx=512), draft_params=other, share_kv="on")
 
@@ -322,7 +340,7 @@ class TestSharedKv:
         params = EngineParams(n_ctx=512)
         with Pair(*smollm2, params, draft_params=EngineParams(n_ctx=64)) as opened:
             endless = SamplingParams(temperature=0, logit_bias=ENDLESS)
-            text = opened.generate(PROMPTS[2], endless, DecodeParams(n_predict=100))
+            text = opened.generate(PROMPTS[2], endless, fixed(n_predict=100))
             text.read()
             assert len(text.tokens) == 100
             assert text.summary.n_accepted > 0

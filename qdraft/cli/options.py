@@ -71,7 +71,15 @@ LogitBias = Annotated[
         help="TOKEN_ID+BIAS or TOKEN_ID-BIAS (-inf bans; repeatable).",
     ),
 ]
-Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", help="-1 draws one and prints it.")]
+Seed = Annotated[
+    int,
+    _option(
+        _SAMPLING,
+        "-s",
+        "--seed",
+        help="-1 draws one. A seed repeats a text under --draft-policy fixed.",
+    ),
+]
 
 DraftPolicy = Annotated[
     str,
