@@ -32,7 +32,9 @@ def main() -> None:
         for name, sampling in SAMPLING.items():
             before = sum(e.decode_s for e in engines)
             started = time.perf_counter()
-            text = pair.generate(PROMPT, sampling, DecodeParams(n_predict=n_predict, seed=1))
+            text = pair.generate(
+                PROMPT, sampling, DecodeParams(n_predict=n_predict, seed=1, draft_policy="fixed")
+            )
             text.read()
             wall_s = time.perf_counter() - started
             decode_s = sum(e.decode_s for e in engines) - before

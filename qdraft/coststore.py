@@ -7,7 +7,7 @@ import json
 import logging
 from pathlib import Path
 
-from qdraft.core.costs import CostTable
+from qdraft.core.costs import ENOUGH, CostTable
 from qdraft.paths import cache_dir, new_file
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def load(path: Path) -> CostTable:
 
 def save(path: Path, costs: CostTable) -> None:
     """Keep the medians. Where they cannot be written the next run measures again."""
-    target_s, c, v = costs.medians()
+    target_s, c, v = costs.medians(ENOUGH)
     if target_s is None:
         return
     try:

@@ -88,7 +88,11 @@ class Generation:
         if params.draft_policy == "auto":
             n_draft = 8 if n_draft is None else n_draft
             return CostAwareSchedule(
-                n_draft, self._pair.costs, self._pair.acceptance, p_min=params.p_min or 0.0
+                n_draft,
+                self._pair.costs,
+                self._pair.acceptance,
+                self._pair.loss,
+                p_min=params.p_min or 0.0,
             )
         p_min = params.p_min
         if p_min is None:
@@ -109,6 +113,7 @@ class Generation:
 
         started = time.perf_counter()
         with pair.exclusive():
+            pair.running = self
             try:
                 pair.acceptance.start_text()
                 for round in decode(
@@ -136,6 +141,7 @@ class Generation:
                 self._failed = True
                 raise
             finally:
+                pair.running = None
                 held = reader.flush()
                 self.text += held
             if held:

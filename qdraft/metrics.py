@@ -115,14 +115,14 @@ def _seconds(round: Round) -> float:
 
 def _costs(later: Sequence[Round], plain: Sequence[Round]) -> tuple[float | None, dict[int, float]]:
     """c and v(n) from medians, leaving out drafts that first had to read a part of the text."""
-    one = median(r.verify_s for r in plain) if plain else 0.0
+    one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
     rows = [
         r.draft_s / r.n_draft_rows for r in later if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
     ]
     by_width: dict[int, list[float]] = {}
     for r in later:
         if r.n_draft:
-            by_width.setdefault(r.n_draft + 1, []).append(r.verify_s)
+            by_width.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
     if not (one and rows):
         return None, {}
     return median(rows) / one, {n: median(times) / one for n, times in sorted(by_width.items())}

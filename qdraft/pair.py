@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from qdraft import coststore
-from qdraft.core.costs import AcceptanceTable
+from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
@@ -80,6 +80,7 @@ class Pair:
             require_gguf(path)
         self._lock = threading.Lock()
         self._user: int | None = None
+        self.running: Generation | None = None  # the text in the making
         self._models: list[LlamaModel] = []
         self._engines: list[LlamaEngine] = []
         try:
@@ -89,6 +90,7 @@ class Pair:
             self._costs_path = self._store(target, draft, params, draft_params)
             self.costs = coststore.load(self._costs_path)
             self.acceptance = AcceptanceTable()
+            self.loss = RecentLoss()
         except BaseException:
             self.close()
             raise
@@ -128,14 +130,19 @@ class Pair:
     ) -> tuple[KvCourier | None, KvSharing]:
         """A courier that is proven to work, or none and the reason."""
         if self.draft_engine is None:
+            if share_kv == "on":
+                raise PairError("there is no draft to share the KV cells with")
             return None, KvSharing(False, "there is no draft")
         if share_kv == "off":
             return None, KvSharing(False, "switched off")
+        target, draft = self._models[0], self._models[-1]
         courier = KvCourier(self.target_engine, self.draft_engine)
         try:
             if "off" in (params.flash_attn, draft_params.flash_attn):
                 # V is then stored transposed: a cell is thousands of tiny copies.
                 raise EngineError("flash attention is off")
+            if target.shape != draft.shape:
+                raise EngineError("target and draft are different models")
             courier.prove()
         except EngineError as error:
             if share_kv == "on":
@@ -147,8 +154,12 @@ class Pair:
         self, target: Path, draft: Path | None, params: EngineParams, draft_params: EngineParams
     ) -> Path:
         """Where the measured costs of this pair, as it is loaded, are kept."""
-        files = [f"{p.resolve()} {p.stat().st_size}" for p in (target, draft) if p]
-        how = (repr(replace(p, n_ctx=None)) for p in (params, draft_params))
+        stats = [(p.resolve(), p.stat()) for p in (target, draft) if p]
+        files = [f"{p} {stat.st_size} {stat.st_mtime_ns}" for p, stat in stats]
+        how = (
+            repr(replace(p, n_ctx=None, n_threads=p.n_threads or default_threads()))
+            for p in (params, draft_params)
+        )
         return coststore.store_path(*files, *how, str(self.kv.shared), build_id(), cpu_id())
 
     def keep_costs(self) -> None:
@@ -194,8 +205,9 @@ class Pair:
 
         Harmless when repeated. In the thread that makes a text, ends that text.
         """
-        mine = self._user == threading.get_ident()
-        with nullcontext() if mine else self._lock:
+        if self._user == threading.get_ident() and self.running:
+            self.running.close()
+        with self._lock:
             for engine in self._engines:
                 engine.close()
             for model in self._models:
@@ -243,6 +255,7 @@ def open_pair(
     draft: Path | str | None = None,
     params: EngineParams | None = None,
     draft_params: EngineParams | None = None,
+    share_kv: str = "auto",
 ) -> Pair:
     """Open a pair of models.yaml by name (None: the default one), or two files.
 
@@ -257,7 +270,8 @@ def open_pair(
     if target is not None and name is not None:
         raise UsageError("give either the name of a pair or a target, not both")
     if target is not None:
-        return Pair(Path(target), Path(draft) if draft else None, params, draft_params=draft_params)
+        files = (Path(target), Path(draft) if draft else None)
+        return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
     threads = (params.n_threads if params else 0) or default_threads()
     files = materialize(registry.load().find(name), threads=threads)
-    return Pair(*files, params, draft_params=draft_params)
+    return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)

@@ -11,7 +11,7 @@ import pytest
 from fakes import GREEDY, PLAIN, engine, run, tokens_of, vocab
 
 from qdraft import coststore
-from qdraft.core.costs import AcceptanceTable, CostTable
+from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.core.rng import SeededRng
 from qdraft.core.sampling import Sampler
 from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
@@ -57,6 +57,7 @@ class Machine:
     v: Callable[[int], float]
     c: float
     noise: float = 0.03
+    read: float = 0.0  # of a token of the prompt; with it the draft keeps its own cells
 
     def generate(
         self,
@@ -64,6 +65,7 @@ class Machine:
         blend: Callable[[int], float],
         params: SamplingParams,
         n: int = 600,
+        prompt: Sequence[int] = (1, 0, 2),
     ) -> list[Round]:
         """A text of ``n`` tokens; ``blend`` tells how far the draft is off, by place."""
         clock, rng = Clock(), np.random.default_rng(5)
@@ -76,12 +78,17 @@ class Machine:
         target, draft = Timed(fair, vocab(8)), Timed(draft_logits, vocab(8))
         for model in (target, draft):
             model.clock = clock
-        target.cost = lambda width: self.v(width) * rng.lognormal(0, self.noise)
-        draft.cost = lambda width: self.c * rng.lognormal(0, self.noise)
-        drafter = ModelDrafter(draft, 8, FakeCourier(target, draft))
+
+        def cost(one: float, width: int) -> float:
+            time = self.read * width if self.read and width > 20 else one
+            return time * rng.lognormal(0, self.noise)
+
+        target.cost = lambda width: cost(self.v(width), width)
+        draft.cost = lambda width: self.c * cost(1.0, width)
+        drafter = ModelDrafter(draft, 8, None if self.read else FakeCourier(target, draft))
         return list(
             decode(
-                target, drafter, (1, 0, 2), Sampler(params, 8), schedule, SeededRng(3),
+                target, drafter, prompt, Sampler(params, 8), schedule, SeededRng(3),
                 stop=lambda token: None, clock=clock, n_predict=n,
             )
         )  # fmt: skip
@@ -185,6 +192,7 @@ def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
 
 def test_v_is_measured_or_between_neighbours() -> None:
     costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
+    assert CostTable(0.1, {}, {3: 8.0}).v(3) == 3  # no batch costs more than its rows one by one
     assert [costs.v(n) for n in (1, 3, 5)] == pytest.approx([1, 1.4, 3])
     assert costs.v(2) == pytest.approx(1.2)
     assert costs.v(4) == pytest.approx(2.2)
@@ -231,7 +239,10 @@ def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
     for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
         path.write_text(damage)
         assert not coststore.load(path).complete
-    coststore.save(Path("/dev/null/x"), costs)  # no place to keep them is no reason to fail
+    blocked = tmp_path / "file" / "x.json"
+    blocked.parent.write_text("")
+    coststore.save(blocked, costs)  # no place to keep them is no reason to fail
+    assert not blocked.exists()
 
 
 def test_an_earlier_text_is_a_weak_belief() -> None:
@@ -245,3 +256,59 @@ def test_an_earlier_text_is_a_weak_belief() -> None:
         table.add(_with(rounds[1], 0.9, 0))
     assert before > 0.95
     assert table.overall("model") < 0.72
+
+
+class TestOwnCells:
+    """A draft that has to read the text itself."""
+
+    prompt = tuple(1 + n % 5 for n in range(400))
+
+    def test_a_pair_that_is_known_not_to_pay_reads_nothing(self) -> None:
+        machine = Machine(steep, 0.9, read=0.15)
+        costs = CostTable(1.0, {"model": 0.9}, {n: steep(n) for n in (2, 3)})
+        rounds = machine.generate(
+            CostAwareSchedule(8, costs), lambda n: 0.9, GREEDY, n=600, prompt=self.prompt
+        )
+        assert worst_window(rounds) < 1.03
+        assert all(r.n_caught_up < 50 for r in rounds)
+
+    def test_a_pair_that_pays_wins_the_reading_back(self) -> None:
+        machine = Machine(flat, 0.1, read=0.15)
+        costs = CostTable(1.0, {"model": 0.1}, {n: flat(n) for n in (2, 3, 5)})
+        rounds = machine.generate(
+            CostAwareSchedule(8, costs), lambda n: 0.1, GREEDY, n=600, prompt=self.prompt
+        )
+        assert speed(rounds) > 1.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_short_texts_lose_little(name: str) -> None:
+    """Ten texts of 40 tokens, from nothing known: together and each."""
+    machine, blend = CASES[name]
+    costs, acceptance, loss = CostTable(), AcceptanceTable(), RecentLoss()
+    total = 0.0
+    for _ in range(10):
+        acceptance.start_text()
+        schedule = CostAwareSchedule(8, costs, acceptance, loss)
+        rounds = machine.generate(schedule, lambda n: blend, GREEDY, n=40)
+        total += spent(rounds)
+        assert spent(rounds) < 1.1 * 39
+    assert total < 1.03 * 390
+
+
+def test_one_disturbed_measurement_is_not_forever() -> None:
+    costs = CostTable(1.0, {"model": 6.0}, {3: 1.04})
+    rounds = Machine(flat, 0.1).generate(CostAwareSchedule(8, costs), lambda n: 0.1, GREEDY, n=1500)
+    assert speed([r for r in rounds if r.n_context > 700]) > 2
+
+
+@pytest.mark.parametrize("p_min", [0.0, 1.0])
+def test_a_draft_that_never_offers_anything_costs_little(p_min: float) -> None:
+    """With p_min 1 no token is offered; with rows of NaN every round is dropped."""
+    machine = Machine(flat, 0.4)
+    blend = 0.5 if p_min else float("nan")
+    rounds = machine.generate(
+        CostAwareSchedule(8, CostTable(), p_min=p_min), lambda n: blend, GREEDY
+    )
+    assert len(tokens_of(rounds)) == 600
+    assert worst_window(rounds) < 1.04

@@ -97,8 +97,8 @@ def run(
     )
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
     models = Models(target, draft, pair, models_file, no_draft, share_kv)
-    drafting = (ctx_size_draft, n_draft, p_min, None if gpu_layers_draft == "auto" else "")
-    if no_draft and drafting != (None, None, None, None):
+    drafting = (ctx_size_draft, n_draft, p_min, gpu_layers_draft, share_kv, verify, draft_policy)
+    if no_draft and drafting != (None, None, None, "auto", "auto", "token", "auto"):
         raise UsageError("--no-draft and options of the draft do not go together")
     engine, draft_engine = opt.engine_params(
         ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,

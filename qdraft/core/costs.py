@@ -10,6 +10,7 @@ from statistics import median
 from qdraft.types import Round
 
 _N_TIMES = 15  # the last ratios of a kind; their median is what counts
+ENOUGH = 3  # times measured, for a ratio to be kept
 _N_ALONE = 5  # the last times of the target alone
 _REACH = 3  # rows beyond the widest measured batch that may be tried next
 _HOPE = 0.25  # share of the last slope that is expected there: v is steepest at its first step
@@ -34,19 +35,21 @@ class CostTable:
         self._target: deque[float] = deque([target_s] if target_s else [], maxlen=_N_ALONE)
         self._c: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
         self._v: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
-        for source, ratio in (c or {}).items():
+        self._kept_c, self._kept_v = dict(c or {}), dict(v or {})
+        for source, ratio in self._kept_c.items():
             self._c[source].append(ratio)
-        for width, ratio in (v or {}).items():
+        for width, ratio in self._kept_v.items():
             self._v[width].append(ratio)
 
     def add(self, round: Round) -> None:
-        """Take in the times of a round (not the prompt's)."""
+        """Take in the times of a round (not the prompt's); verifying is a part of the decode."""
+        verify_s = round.verify_s + round.other_s
         if not round.n_draft:
-            self._target.append(round.verify_s)
+            self._target.append(verify_s)
         if self.target_s is None:
             return
         if round.n_draft:
-            self._v[round.n_draft + 1].append(round.verify_s / self.target_s)
+            self._v[round.n_draft + 1].append(verify_s / self.target_s)
         if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
             self._c[round.source].append(round.draft_s / round.n_draft_rows / self.target_s)
 
@@ -72,7 +75,9 @@ class CostTable:
         ``_REACH`` rows beyond the widest measured one it is guessed low, so that wider batches
         get tried; after that it is infinite, so that they are tried step by step.
         """
-        known = {1: 1.0, **{width: median(ratios) for width, ratios in self._v.items() if ratios}}
+        # One by one, n rows cost n: whatever was measured beyond that was a disturbance.
+        measured = {width: min(width, median(x)) for width, x in self._v.items() if x}
+        known = {1: 1.0, **measured}
         if n in known:
             return known[n]
         below = sorted(width for width in known if width < n)
@@ -83,13 +88,14 @@ class CostTable:
         slope = max(0.0, (known[high] - known[low]) / max(1, high - low))
         return known[low] + (n - low) * slope if above else known[high] + (n - high) * slope * _HOPE
 
-    def medians(self) -> tuple[float | None, dict[str, float], dict[int, float]]:
-        """Seconds of a target token, c by source, and v by number of rows, as far as measured."""
-        return (
-            self.target_s,
-            {source: median(ratios) for source, ratios in self._c.items() if ratios},
-            {width: median(ratios) for width, ratios in sorted(self._v.items()) if ratios},
-        )
+    def medians(self, n_least: int = 1) -> tuple[float | None, dict[str, float], dict[int, float]]:
+        """Seconds of a target token, c by source, and v by number of rows.
+
+        What was measured less than ``n_least`` times is given as it was kept before, if it was.
+        """
+        c = {source: median(x) for source, x in self._c.items() if len(x) >= n_least}
+        v = {width: median(x) for width, x in self._v.items() if len(x) >= n_least}
+        return self.target_s, {**self._kept_c, **c}, dict(sorted({**self._kept_v, **v}.items()))
 
 
 class AcceptanceTable:
@@ -154,21 +160,23 @@ class RecentLoss:
 
     ``debt`` grows with every drafted round that took longer than its tokens would have taken
     alone and shrinks with every one that gained. Rounds without a draft pay it back at
-    ``max_loss`` a token. Kept below the limit, where drafting never gains any 200 tokens take at
-    most 2 ``max_loss`` longer than the target alone. What was gained before may be lost again,
+    ``max_loss`` a token. The limit starts at ``_START`` and grows by ``max_loss`` a token to
+    200 times that. Kept below it, where drafting never gains any 200 tokens take at most
+    2 ``max_loss`` longer than the target alone. What was gained before may be lost again,
     up to ``_SAVED``: else two unlucky rounds would end a draft that pays. What goes more than
     ``_OVER`` beyond the limit is forgiven, so that one long rejected draft does not end it either.
     """
 
+    _START = 1.0
     _SAVED = 10.0
-    _OVER = 0.5
+    _OVER = 1.0
 
     _N_TOKENS = 200
     _N_ROUNDS = 24  # rounds that the current speed is taken from
 
-    def __init__(self, max_loss: float) -> None:
+    def __init__(self, max_loss: float = 0.0125) -> None:
         self._max_loss = max_loss
-        self._limit = max_loss * self._N_TOKENS
+        self._limit = self._START
         self._recent: deque[tuple[int, float]] = deque(maxlen=self._N_ROUNDS)
         self.debt = 0.0
 
@@ -177,6 +185,8 @@ class RecentLoss:
         target_s = costs.target_s
         if target_s is None:
             return
+        grown = self._limit + self._max_loss * round.n_emitted
+        self._limit = min(grown, self._max_loss * self._N_TOKENS)
         if round.n_draft_rows:
             spent = (round.draft_s + round.verify_s + round.other_s) / target_s
             if round.n_caught_up > N_READ_FREE:

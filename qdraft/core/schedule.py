@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.core.costs import N_READ_FREE, AcceptanceTable, CostTable, RecentLoss
 from qdraft.types import Round
 
+_HORIZON = 256  # tokens within which reading the text with a draft must pay
 PLAIN_EVERY = 24  # rounds between two that measure the target alone
 
 
@@ -24,8 +25,11 @@ class Gate(Protocol):
         """False if ``take`` does not look at the confidence, which then is not computed."""
         ...
 
-    def more(self, source: str) -> bool:
-        """Is it worth paying for another row of this source?"""
+    def more(self, source: str, n_behind: int = 0) -> bool:
+        """Is it worth paying for another row of this source?
+
+        ``n_behind`` counts the tokens that the drafter has to read for it first.
+        """
         ...
 
     def take(self, source: str, confidence: float) -> bool:
@@ -53,7 +57,7 @@ class CountingGate:
         self._p_min = p_min
         self.weighs_confidence = p_min > 0
 
-    def more(self, source: str) -> bool:
+    def more(self, source: str, n_behind: int = 0) -> bool:
         return self._left > 0
 
     def take(self, source: str, confidence: float) -> bool:
@@ -96,9 +100,10 @@ class CostAwareSchedule:
     for some m; looking at all m matters because v is jagged. alpha is the acceptance seen so
     far at the confidence of the draft row, or over all of them where there is no row yet.
 
-    Never slower: over the last 200 tokens, rounds with a draft may cost at most ``max_loss``
-    more than the target alone would have taken; beyond that nothing is drafted. When drafting
-    does not pay it is tried again rarely, at intervals that double.
+    Never slower: what drafted rounds lose against the target alone is bounded by ``loss``. When
+    drafting does not pay it is tried again rarely, at intervals that double. A drafter that has
+    to read a part of the text first is let to if drafting is expected to win that back within
+    ``_HORIZON`` tokens; the very first time, when nothing is known, it always is.
     """
 
     def __init__(
@@ -106,14 +111,15 @@ class CostAwareSchedule:
         n_draft: int,
         costs: CostTable,
         acceptance: AcceptanceTable | None = None,
+        loss: RecentLoss | None = None,
         *,
         p_min: float = 0.0,
-        max_loss: float = 0.0125,
     ) -> None:
-        """``costs`` and ``acceptance`` are learned from, and may come from earlier texts."""
+        """``costs``, ``acceptance`` and ``loss`` go on from text to text."""
         self.costs = costs
         self.acceptance = acceptance or AcceptanceTable()
-        self.loss = RecentLoss(max_loss)
+        self.loss = loss or RecentLoss()
+        self.read_s = 0.0  # seconds in which the target reads a token of the prompt
         self._n_draft = n_draft
         self._p_min = p_min
         self._n_rounds = 0
@@ -125,9 +131,9 @@ class CostAwareSchedule:
         if self._must_measure() or n_max < 1:
             return CountingGate(0)
         if not self.costs.complete:
-            # Nothing known of drafting yet: two tokens tell what a draft row and a verify
-            # batch cost.
-            return CountingGate(min(2, n_max), self._p_min)
+            # Nothing known of drafting yet: one token tells what a draft row and the step from
+            # one row to two cost.
+            return CountingGate(0 if self.loss.exhausted else 1, self._p_min)
         probe = self._since_draft >= self._patience
         return CostGate(self, n_max, self._p_min, probe=probe)
 
@@ -139,6 +145,7 @@ class CostAwareSchedule:
     def observe(self, round: Round) -> None:
         self._n_rounds += 1
         if round.n_prompt:
+            self.read_s = round.verify_s / round.n_prompt
             return
         self.costs.add(round)
         self.acceptance.add(round)
@@ -161,6 +168,7 @@ class CostGate:
         self, schedule: CostAwareSchedule, n_max: int, p_min: float, *, probe: bool
     ) -> None:
         self._costs = schedule.costs
+        self._read_s = schedule.read_s
         self._acceptance = schedule.acceptance
         self._loss = schedule.loss
         self._n_max = n_max
@@ -169,7 +177,7 @@ class CostGate:
         self._k = 0  # tokens offered so far
         self._reach = 1.0  # chance that all of them are accepted
 
-    def more(self, source: str) -> bool:
+    def more(self, source: str, n_behind: int = 0) -> bool:
         if self._k == 0:
             self._n_max = min(self._n_max, self._affordable(source))
         if self._k >= self._n_max:
@@ -180,8 +188,17 @@ class CostGate:
         alpha = self._acceptance.overall(source)
         first = self._acceptance.overall(source, hope)
         gain, cost = self._best(source, self._reach * first, alpha, n_free=0)
+        if n_behind > N_READ_FREE and not self._worth_reading(source, n_behind, gain, cost):
+            return False
         # A probe is one token that is expected to lose.
         return gain > cost or (self._probe and self._k == 0)
+
+    def _worth_reading(self, source: str, n_behind: int, gain: float, cost: float) -> bool:
+        """Will drafting win back the time to read ``n_behind`` tokens?"""
+        alone = self._costs.target_s or 1.0
+        reading = n_behind * self._read_s * min(1.0, self._costs.c(source)) / alone
+        won = _HORIZON * (gain - cost) / (1 + cost)
+        return won > reading or self._loss.affords(reading)
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
@@ -201,6 +218,8 @@ class CostGate:
         """
         if self._loss.debt < 0:
             return self._n_max
+        if self._probe and not self._loss.exhausted:
+            return 1  # whatever it costs by the table, which a probe is there to correct
         n = 0
         while n < self._n_max and self._loss.affords(
             0.5 * ((n + 1) * self._costs.c(source) + self._costs.v(n + 2) - 1)

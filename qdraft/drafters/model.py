@@ -56,7 +56,8 @@ class ModelDrafter:
         self._told_full = False
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        if not gate.more(self.source):
+        n_behind = 0 if self._courier else len(context) - 1 - self.engine.n_past
+        if not gate.more(self.source, n_behind):
             return Draft()
         room = self._room(context)
         if room < 1:
@@ -132,12 +133,13 @@ class ModelDrafter:
     def _catch_up(self, context: Sequence[int]) -> int:
         """Bring the cache up to the text but its last token, or close to it.
 
-        Returns the number of tokens that have to be read for that.
+        Returns the number of tokens that are read, or copied as a whole prompt, for that.
         """
         if self._courier:
+            first = self._n_shared == 0
             self._courier.copy(self._n_shared)
             self._n_shared = self.engine.n_past
-            return 0
+            return self._n_shared if first else 0
         n_behind = len(context) - 1 - self.engine.n_past
         if self.engine.n_past == 0:
             # The prompt in a batch of its own, as the target read it: other batch shapes give

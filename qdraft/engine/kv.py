@@ -39,6 +39,7 @@ class KvCourier:
         if start == 0:
             blob_size = self._read(_TEXT)
             self._write(blob_size, _TEXT)
+            self._buffer = (ctypes.c_uint8 * 0)()  # a whole prompt's cells: not kept
         elif start < n_past:
             self._lib.llama_memory_seq_cp(self._source.memory, _TEXT, _COURIER, start, -1)
             try:
@@ -79,7 +80,7 @@ class KvCourier:
         """The source's cells of a sequence into the buffer; the number of bytes."""
         size = int(self._lib.llama_state_seq_get_size(self._source.context, sequence))
         if size > len(self._buffer):
-            self._buffer = (ctypes.c_uint8 * (size + size // 2))()
+            self._buffer = (ctypes.c_uint8 * size)()
         forget_errors()
         got = int(
             self._lib.llama_state_seq_get_data(self._source.context, self._buffer, size, sequence)

@@ -89,6 +89,17 @@ class LlamaModel:
         )
 
     @property
+    def shape(self) -> tuple[str, ...]:
+        """What two quantizations of one model have in common: architecture and dimensions."""
+        architecture = self._meta(b"general.architecture")
+        keys = (
+            "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+            "attention.head_count_kv", "attention.key_length", "attention.value_length",
+            "rope.freq_base",
+        )  # fmt: skip
+        return (architecture, *(self._meta(f"{architecture}.{key}".encode()) for key in keys))
+
+    @property
     def file_type(self) -> str:
         """The file type that the metadata names, such as Q2_K; "unknown" where it names none."""
         import gguf
@@ -151,7 +162,6 @@ class LlamaEngine:
                 hint="a smaller context (-c) or cache type (--cache-type-k, -v) takes less memory",
             )
         self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
-        self.memory = lib.llama_get_memory(self._context)
         self._step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
         self._make_batch(self._step)
         self._n_past = 0
@@ -178,6 +188,11 @@ class LlamaEngine:
             raise EngineError(f"the context of {self._model.path.name} is closed")
         return self._context
 
+    @property
+    def memory(self) -> Any:
+        """The context's KV memory. Raises EngineError once it is closed."""
+        return self._lib.llama_get_memory(self.context)
+
     def adopt(self, n_past: int) -> None:
         """The cache now holds ``n_past`` tokens, put there from outside."""
         self._n_past = n_past
@@ -203,7 +218,7 @@ class LlamaEngine:
         return rows
 
     def _decode(self, tokens: Sequence[int], logits: int) -> None:
-        n = len(tokens)
+        n, context = len(tokens), self.context
         self._batch.n_tokens = n
         self._tokens[:n] = tokens
         self._pos[:n] = np.arange(self._n_past, self._n_past + n)
@@ -211,8 +226,8 @@ class LlamaEngine:
         self._wanted[n - logits : n] = 1
         forget_errors()
         started = time.perf_counter()
-        status = self._lib.llama_decode(self.context, self._batch)
-        self._lib.llama_synchronize(self._context)
+        status = self._lib.llama_decode(context, self._batch)
+        self._lib.llama_synchronize(context)
         self.decode_s += time.perf_counter() - started
         if status:
             self._lib.llama_memory_seq_rm(self.memory, 0, self._n_past, -1)
@@ -221,7 +236,7 @@ class LlamaEngine:
         self._n_past += n
 
     def truncate(self, n_past: int) -> None:
-        if n_past == 0 and self.context:
+        if n_past == 0:
             self._lib.llama_memory_clear(self.memory, False)
         elif n_past >= self._n_past:
             return

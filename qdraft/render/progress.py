@@ -58,7 +58,7 @@ class Bars:
             line += (
                 f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
             )
-        self._console.print(line, soft_wrap=True)
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def loading(self, name: str, share: float) -> None:
         self._step(f"loading {name}", share, 1.0)
