@@ -31,7 +31,8 @@ class Bars:
         )
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        if not self._progress.disable:  # rich's start and stop print even when disabled
+            self._progress.start()
         return self
 
     def __exit__(
@@ -40,7 +41,8 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if not self._progress.disable:
+            self._progress.stop()
 
     def building(self, name: str, done: int, of: int) -> None:
         what = f"building {name}"
