@@ -35,8 +35,8 @@ def decode(
     The emitted tokens have the law of the target alone under ``sampler``, whatever the
     drafter proposes; ``verify_block`` takes block verification instead of token-level.
     ``stop`` is called once for each emitted token, in order, and ends the text after that
-    token by returning a reason. Between rounds the target's cache
-    holds all tokens but the last: row 0 of the next verify batch belongs to that one.
+    token by returning a reason. Between rounds the target's cache holds all tokens but the
+    last: row 0 of the next verify batch belongs to that one.
 
     Raises ContextError when the prompt leaves no room, LogitsError on bad target logits.
     """
