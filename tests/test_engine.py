@@ -17,7 +17,8 @@ from qdraft.engine.llama import LlamaModel
 from qdraft.engine.quantize import quantize
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.types import EngineParams
+from qdraft.pair import Pair
+from qdraft.types import DecodeParams, EngineParams, SamplingParams
 
 pytestmark = pytest.mark.real
 
@@ -187,3 +188,69 @@ class TestSameVocabulary:
         longer = tiny_model(tmp_path / "3.gguf", (*self.tokens, "new"))
         with pytest.raises(PairError, match="token 5, 'new', is only in the draft"):
             require_same_vocab(one.vocab, longer.vocab)
+
+
+def tiny_mamba(path: Path) -> Path:
+    """A recurrent model with random weights."""
+    n_embd, n_inner, n_state, n_conv, rank = 32, 64, 16, 4, 2
+    tokens = ["<s>", "</s>", *[chr(97 + i) for i in range(26)]]
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_block_count(1)
+    writer.add_context_length(128)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_conv_kernel(n_conv)
+    writer.add_ssm_inner_size(n_inner)
+    writer.add_ssm_state_size(n_state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    rng = np.random.default_rng(0)
+    shapes = {
+        "token_embd.weight": (len(tokens), n_embd),
+        "output_norm.weight": (n_embd,),
+        "blk.0.attn_norm.weight": (n_embd,),
+        "blk.0.ssm_in.weight": (2 * n_inner, n_embd),
+        "blk.0.ssm_conv1d.weight": (n_inner, n_conv),
+        "blk.0.ssm_conv1d.bias": (n_inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * n_state, n_inner),
+        "blk.0.ssm_dt.weight": (n_inner, rank),
+        "blk.0.ssm_dt.bias": (n_inner,),
+        "blk.0.ssm_a": (n_inner, n_state),
+        "blk.0.ssm_d": (n_inner,),
+        "blk.0.ssm_out.weight": (n_embd, n_inner),
+    }
+    for name, shape in shapes.items():
+        values = -np.ones(shape) if name.endswith("ssm_a") else rng.normal(size=shape)
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class TestRecurrent:
+    """Case 24: refused for drafting by name, and fine alone, twice."""
+
+    def test_refused_as_a_pair(self, tmp_path: Path) -> None:
+        path = tiny_mamba(tmp_path / "mamba.gguf")
+        with pytest.raises(PairError, match=r"mamba.gguf is recurrent or hybrid") as caught:
+            Pair(path, path)
+        assert caught.value.hint is not None
+        assert "--no-draft" in caught.value.hint
+
+    def test_alone(self, tmp_path: Path) -> None:
+        greedy, few = SamplingParams(temperature=0), DecodeParams(n_predict=8)
+        with Pair(tiny_mamba(tmp_path / "mamba.gguf")) as alone:
+            texts = [alone.generate("abc", greedy, few) for _ in range(2)]
+            assert texts[0].read() == texts[1].read()
+            assert texts[0].tokens == texts[1].tokens
+            assert len(texts[0].tokens) in range(1, 9)
