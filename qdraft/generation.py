@@ -73,8 +73,9 @@ class Generation:
     def summary(self) -> Summary:
         """The figures so far."""
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
-        costs = self._pair.costs if auto and self._pair.draft_engine else None
-        return summarize(self.rounds, self._ttft_s, costs)
+        drafts = self._params.drafter == "ngram" or self._pair.draft_engine is not None
+        costs = self._pair.costs if auto and drafts else None
+        return summarize(self.rounds, self._ttft_s, costs, self._params.drafter)
 
     def check(self) -> Check:
         """Compare with the target alone; see ``qdraft.Check``."""

@@ -54,11 +54,14 @@ class Summary:
 
 
 def summarize(
-    rounds: Sequence[Round], ttft_s: float | None = None, costs: CostTable | None = None
+    rounds: Sequence[Round],
+    ttft_s: float | None = None,
+    costs: CostTable | None = None,
+    source: str = "model",
 ) -> Summary:
     """Fold rounds, in order, into a Summary.
 
-    ``costs`` fills in what the rounds do not show of c and v.
+    ``costs`` fills in what the rounds do not show of c (of ``source``) and v.
     """
     later = [r for r in rounds if not r.n_prompt]
     drafted = [r for r in later if r.n_draft]
@@ -76,7 +79,7 @@ def summarize(
     c, v = _costs(later, plain)
     if costs:
         _, known_c, known_v = costs.medians()
-        c = known_c.get("model") if c is None else c
+        c = known_c.get(source) if c is None else c
         v = dict(sorted({**known_v, **v}.items()))
     gain = rate / alone if rate and alone and drafted else None
     return Summary(

@@ -14,6 +14,7 @@ from qdraft import coststore
 from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.model import ModelDrafter
+from qdraft.drafters.ngram import NgramDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.kv import KvCourier
 from qdraft.engine.library import build_id, cpu_id, default_threads
@@ -196,7 +197,11 @@ class Pair:
 
     def drafter(self, params: DecodeParams) -> Drafter:
         """The drafter for one request."""
-        if self.draft_engine is None or params.n_draft == 0:
+        if params.n_draft == 0:
+            return NoDrafter()
+        if params.drafter == "ngram":
+            return NgramDrafter()
+        if self.draft_engine is None:
             return NoDrafter()
         return ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self._courier)
 

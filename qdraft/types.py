@@ -209,6 +209,7 @@ class DecodeParams:
     """How much is generated and how it is drafted.
 
     ``n_predict`` -1 generates until the text ends or the context is full.
+    ``drafter`` is "model" (the pair's draft) or "ngram" (repetitions in the text).
     ``draft_policy`` is "auto" (as many tokens as pay by measured costs, none if
     none do), "fixed" (always ``n_draft``) or "confidence" (until the draft's top
     probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
@@ -220,6 +221,7 @@ class DecodeParams:
     """
 
     n_predict: int = -1
+    drafter: str = "model"
     n_draft: int | None = None
     draft_policy: str = "auto"
     p_min: float | None = None
@@ -233,6 +235,8 @@ class DecodeParams:
             0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
         )
         _require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
+        drafters = ("model", "ngram")
+        _require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
         policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
         _require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
         _require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")

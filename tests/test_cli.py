@@ -83,6 +83,9 @@ class TestMistakes:
             (("run", *PROMPT, "-m", "a", "--models-file", "b"), "give one of them"),
             (("run", *PROMPT, "--no-draft", "-cd", "64"), "do not go together"),
             (("run", *PROMPT, "--no-draft", "--share-kv", "on"), "do not go together"),
+            (("run", *PROMPT, "-m", "a", "-d", "b", "--drafter", "ngram"), "not both"),
+            (("run", *PROMPT, "--drafter", "ngram", "-cd", "64"), "do not go together"),
+            (("run", *PROMPT, "--drafter", "guess"), "drafter is guess"),
             (("run", *PROMPT, "--share-kv", "maybe"), "--share-kv is maybe"),
             (("run", *PROMPT, "--verify", "all"), "verify is all"),
             (("run", *PROMPT, "-c", "4294967300"), "n_ctx is 4294967300"),
@@ -255,6 +258,19 @@ class TestRun:
         half.write_bytes(smollm2[1].read_bytes()[:500_000])
         result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-d", str(half))
         assert "half.gguf does not load" in one_error(result, 3)
+
+    def test_ngram_drafts_without_a_draft_model(self, smollm2: tuple[Path, Path]) -> None:
+        prompt = "Repeat this list twice: " + "red green blue yellow black white " * 8
+        common = ("-m", str(smollm2[0]), "-p", prompt, "-n", "60", "--temp", "0", "--quiet")
+        alone = qdraft("run", *common, "--no-draft")
+        drafted = qdraft("run", *common, "--drafter", "ngram", *FIXED, "--json", "--check")
+        report = json.loads(drafted.stdout)
+        jsonschema.validate(report, SCHEMA)
+        assert report["check"]["explained"]
+        if report["check"]["same"]:
+            assert report["text"] == alone.stdout.removesuffix("\n")
+        assert report["draft"] is None
+        assert {r["source"] for r in report["rounds"] if r["n_draft"]} == {"ngram"}
 
     def test_a_target_without_a_draft_says_so(self, smollm2: tuple[Path, Path]) -> None:
         result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-n", "4")

@@ -19,13 +19,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Which models: two files, or the name of a pair, with or without its draft."""
+    """Which models: two files, or the name of a pair, with its draft, without, or n-grams."""
 
     target: Path | None
     draft: Path | None
     pair: str | None
     models_file: Path | None
     no_draft: bool
+    ngram: bool
     share_kv: str = "auto"
 
     def __post_init__(self) -> None:
@@ -33,8 +34,9 @@ class Models:
             raise UsageError("a draft (-d) needs a target beside it (-m)")
         if self.target and self.pair:
             raise UsageError("give either -m or --pair, not both")
-        if self.draft and self.no_draft:
-            raise UsageError("give either -d or --no-draft, not both")
+        if self.draft and (self.no_draft or self.ngram):
+            other = "--no-draft" if self.no_draft else "--drafter ngram"
+            raise UsageError(f"give either -d or {other}, not both")
         if self.share_kv not in SHARE_KV:
             raise UsageError(f"--share-kv is {self.share_kv}, but must be {', '.join(SHARE_KV)}")
         if self.target and self.models_file:
@@ -49,13 +51,13 @@ def open_models(
         target, draft = models.target, models.draft
         if target is None:
             entry = registry.load(models.models_file).find(models.pair)
-            if models.no_draft:
+            if models.no_draft or models.ngram:
                 entry = replace(entry, draft=None)
             threads = engine.n_threads or default_threads()
             target, draft = materialize(
                 entry, threads=threads, progress=bars.building, report=bars.built
             )
-        if draft is None and not models.no_draft:
+        if draft is None and not (models.no_draft or models.ngram):
             log.warning("no draft is given (-d): the target runs alone")
         return Pair(
             target,

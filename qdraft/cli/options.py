@@ -81,6 +81,10 @@ Seed = Annotated[
     ),
 ]
 
+DrafterName = Annotated[
+    str,
+    _option(_DRAFTING, "--drafter", help="model (the draft), or ngram (repetitions in the text)."),
+]
 DraftPolicy = Annotated[
     str,
     _option(

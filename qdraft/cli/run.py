@@ -44,6 +44,7 @@ def run(
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     logit_bias: opt.LogitBias = None,
     seed: opt.Seed = -1,
+    drafter: opt.DrafterName = "model",
     draft_policy: opt.DraftPolicy = "auto",
     n_draft: opt.NDraft = None,
     p_min: opt.PMin = None,
@@ -88,6 +89,7 @@ def run(
     )
     params = DecodeParams(
         n_predict=n_predict,
+        drafter=drafter,
         n_draft=n_draft,
         draft_policy=draft_policy,
         p_min=p_min,
@@ -96,9 +98,12 @@ def run(
         seed=seed,
     )
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
-    models = Models(target, draft, pair, models_file, no_draft, share_kv)
-    drafting = (ctx_size_draft, n_draft, p_min, gpu_layers_draft, share_kv, verify, draft_policy)
-    if no_draft and drafting != (None, None, None, "auto", "auto", "token", "auto"):
+    models = Models(target, draft, pair, models_file, no_draft, drafter == "ngram", share_kv)
+    of_draft = (ctx_size_draft, gpu_layers_draft, share_kv)
+    if drafter == "ngram" and of_draft != (None, "auto", "auto"):
+        raise UsageError("--drafter ngram and options of a draft model do not go together")
+    drafting = (*of_draft, n_draft, p_min, verify, draft_policy, drafter)
+    if no_draft and drafting != (None, "auto", "auto", None, None, "token", "auto", "model"):
         raise UsageError("--no-draft and options of the draft do not go together")
     engine, draft_engine = opt.engine_params(
         ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,

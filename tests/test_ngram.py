@@ -1,0 +1,84 @@
+"""Drafting from repetitions: the newest match, the longest first, exact like any other draft."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import GREEDY, PLAIN, engine, run, table_logits, tokens_of, vocab
+from test_exactness import distance, target_law
+
+from qdraft.core.costs import CostTable
+from qdraft.core.rng import Rng, SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import CostAwareSchedule, CountingGate
+from qdraft.drafters.base import NoDrafter
+from qdraft.drafters.ngram import NgramDrafter
+from qdraft.testing import FakeEngine, enumerate_law
+
+
+def propose(context: list[int], n: int = 4, drafter: NgramDrafter | None = None) -> tuple[int, ...]:
+    drafter = drafter or NgramDrafter()
+    return drafter.draft(context, CountingGate(n), Sampler(GREEDY, 100), SeededRng(0)).tokens
+
+
+def test_the_longest_end_and_the_newest_place() -> None:
+    assert propose([1, 2, 3, 9, 8, 1, 2, 3]) == (9, 8, 1, 2)
+    assert propose([5, 1, 2, 7, 6, 1, 2, 4, 4, 1, 2]) == (4, 4, 1, 2)
+    assert propose([1, 2, 3, 7, 0, 2, 3, 6, 1, 2, 3]) == (7, 0, 2, 3)  # three beat a newer two
+    assert propose([1, 2, 3, 4]) == ()
+    assert propose([1, 2]) == ()
+
+
+def test_a_repetition_runs_on_into_the_draft() -> None:
+    assert propose([1, 2, 1, 2], n=6) == (1, 2, 1, 2, 1, 2)
+
+
+def test_the_index_grows_with_the_text_and_starts_afresh() -> None:
+    drafter, whole = NgramDrafter(), [int(t) for t in np.random.default_rng(1).integers(0, 4, 200)]
+    drafter.begin(whole[:3])
+    for n in range(3, 200):
+        assert propose(whole[:n], drafter=drafter) == propose(whole[:n])
+    drafter.begin([1, 2])
+    assert propose([1, 2], drafter=drafter) == ()
+
+
+def test_a_longer_match_is_more_confident() -> None:
+    def confidence(context: list[int]) -> float:
+        draft = NgramDrafter().draft(context, CountingGate(1), Sampler(GREEDY, 100), SeededRng(0))
+        return draft.confidence[0]
+
+    assert confidence([1, 2, 9, 1, 2]) == pytest.approx(0.75)
+    assert confidence([5, 6, 7, 1, 2, 9, 5, 6, 7, 1, 2]) == pytest.approx(1 - 2**-5)
+
+
+def test_greedy_text_is_the_targets() -> None:
+    rounds = list(run(engine(), NgramDrafter(), n_predict=200))
+    assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=200)))
+    assert sum(r.n_accepted for r in rounds) > 50  # this target runs in circles
+    assert {r.source for r in rounds if r.n_draft} == {"ngram"}
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_the_law_is_the_targets(block: bool) -> None:
+    def program(rng: Rng) -> tuple[int, ...]:
+        rounds = run(
+            engine(3), NgramDrafter(), params=PLAIN, n_predict=4, n_draft=2, rng=rng, block=block,
+            prompt=(1, 2, 0, 1, 2),
+        )  # fmt: skip
+        return tuple(tokens_of(list(rounds)))
+
+    assert distance(enumerate_law(program), target_law(PLAIN, 3, 4, prompt=(1, 2, 0, 1, 2))) < 1e-12
+
+
+def test_under_the_cost_aware_schedule() -> None:
+    """No model to pay for: a text in circles is drafted far, one without repetition is left alone."""
+    circles = list(
+        run(engine(), NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
+    )
+    assert sum(r.n_accepted for r in circles) > 150
+    never = table_logits(8, 7)
+    wild = FakeEngine(lambda t: never((len(t) % 7, (len(t) * len(t)) % 5, *t)), vocab(8))
+    rounds = list(
+        run(wild, NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
+    )
+    assert len(tokens_of(rounds)) == 300
