@@ -75,7 +75,8 @@ class Generation:
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
         drafts = self._params.drafter == "ngram" or self._pair.draft_engine is not None
         costs = self._pair.costs if auto and drafts else None
-        return summarize(self.rounds, self._ttft_s, costs, self._params.drafter)
+        source = "ngram" if self._params.drafter == "ngram" else "model"
+        return summarize(self.rounds, self._ttft_s, costs, source)
 
     def check(self) -> Check:
         """Compare with the target alone; see ``qdraft.Check``."""

@@ -24,7 +24,8 @@ class Summary:
 
     ``alpha`` = n_accepted / n_tested, ``draft_yield`` = n_accepted / n_drafted, ``tau`` =
     tokens emitted per round, over the rounds with a draft. ``accepted_histogram[i]`` counts
-    those rounds by tokens accepted. ``target_tokens_per_second`` is the target alone, from
+    those rounds by tokens accepted, ``sources`` has the three counts of each source of drafts.
+    ``target_tokens_per_second`` is the target alone, from
     the rounds without a draft. ``c`` and ``v`` (by number of rows) are in units of one
     target token.
     """
@@ -40,6 +41,7 @@ class Summary:
     draft_yield: float | None
     tau: float | None
     accepted_histogram: tuple[int, ...]
+    sources: dict[str, dict[str, int]]
     ttft_s: float | None
     prompt_s: float
     draft_s: float
@@ -57,11 +59,12 @@ def summarize(
     rounds: Sequence[Round],
     ttft_s: float | None = None,
     costs: CostTable | None = None,
-    source: str = "model",
+    source: str | None = None,
 ) -> Summary:
     """Fold rounds, in order, into a Summary.
 
-    ``costs`` fills in what the rounds do not show of c (of ``source``) and v.
+    ``costs`` fills in what the rounds do not show of c and v. c is that of ``source``, or of
+    all sources together.
     """
     later = [r for r in rounds if not r.n_prompt]
     drafted = [r for r in later if r.n_draft]
@@ -76,10 +79,10 @@ def summarize(
     # What a drafter spent before it offered nothing is not the target's time.
     alone = _ratio(1.0, median(r.verify_s + r.other_s for r in plain)) if plain else None
     alpha = _ratio(n_accepted, n_tested)
-    c, v = _costs(later, plain)
+    c, v = _costs([r for r in later if source in (None, r.source)], drafted, plain)
     if costs:
         _, known_c, known_v = costs.medians()
-        c = known_c.get(source) if c is None else c
+        c = known_c.get(source) if c is None and source else c
         v = dict(sorted({**known_v, **v}.items()))
     gain = rate / alone if rate and alone and drafted else None
     return Summary(
@@ -94,6 +97,7 @@ def summarize(
         draft_yield=_ratio(n_accepted, n_drafted),
         tau=_ratio(sum(r.n_emitted for r in drafted), len(drafted)),
         accepted_histogram=tuple(histogram),
+        sources=_by_source(drafted),
         ttft_s=ttft_s,
         prompt_s=sum(_seconds(r) for r in rounds if r.n_prompt),
         draft_s=sum(r.draft_s for r in later),
@@ -112,20 +116,33 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
+def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for r in drafted:
+        of = counts.setdefault(r.source, {"n_drafted": 0, "n_tested": 0, "n_accepted": 0})
+        of["n_drafted"] += r.n_draft
+        of["n_tested"] += r.n_tested
+        of["n_accepted"] += r.n_accepted
+    return counts
+
+
 def _seconds(round: Round) -> float:
     return round.draft_s + round.verify_s + round.other_s
 
 
-def _costs(later: Sequence[Round], plain: Sequence[Round]) -> tuple[float | None, dict[int, float]]:
+def _costs(
+    rows_of: Sequence[Round], drafted: Sequence[Round], plain: Sequence[Round]
+) -> tuple[float | None, dict[int, float]]:
     """c and v(n) from medians, leaving out drafts that first had to read a part of the text."""
     one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
     rows = [
-        r.draft_s / r.n_draft_rows for r in later if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
+        r.draft_s / r.n_draft_rows
+        for r in rows_of
+        if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
     ]
     by_width: dict[int, list[float]] = {}
-    for r in later:
-        if r.n_draft:
-            by_width.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
+    for r in drafted:
+        by_width.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
     if not (one and rows):
         return None, {}
     return median(rows) / one, {n: median(times) / one for n, times in sorted(by_width.items())}

@@ -13,6 +13,7 @@ from types import TracebackType
 from qdraft import coststore
 from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
+from qdraft.drafters.hybrid import HybridDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
@@ -202,8 +203,11 @@ class Pair:
         if params.drafter == "ngram":
             return NgramDrafter()
         if self.draft_engine is None:
+            if params.drafter == "hybrid":
+                raise UsageError("the hybrid drafter needs a draft model beside the target")
             return NoDrafter()
-        return ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self._courier)
+        model = ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self._courier)
+        return HybridDrafter(NgramDrafter(), model) if params.drafter == "hybrid" else model
 
     def close(self) -> None:
         """Free contexts and models, after the text that another thread is making.

@@ -209,7 +209,8 @@ class DecodeParams:
     """How much is generated and how it is drafted.
 
     ``n_predict`` -1 generates until the text ends or the context is full.
-    ``drafter`` is "model" (the pair's draft) or "ngram" (repetitions in the text).
+    ``drafter`` is "model" (the pair's draft), "ngram" (repetitions in the text) or
+    "hybrid" (those first, the model where they do not pay).
     ``draft_policy`` is "auto" (as many tokens as pay by measured costs, none if
     none do), "fixed" (always ``n_draft``) or "confidence" (until the draft's top
     probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
@@ -235,7 +236,7 @@ class DecodeParams:
             0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
         )
         _require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
-        drafters = ("model", "ngram")
+        drafters = ("model", "ngram", "hybrid")
         _require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
         policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
         _require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")

@@ -90,12 +90,12 @@ def test_a_schedule_that_does_not_draft_says_why() -> None:
     """Cases 25 and 28: the target alone is never a silent choice."""
     costs = CostTable(0.1, {"model": 0.25}, {3: 1.5})
     alone = [PROMPT, *[make(0, 0)] * 20]
-    assert summarize(alone, None, costs).verdict == (
+    assert summarize(alone, None, costs, "model").verdict == (
         "drafting does not pay here: a draft token costs 0.25 target tokens, "
         "3 rows cost 1.50; n_draft 2 pays from alpha 0.62"
     )
     tried = [*alone, make(2, 0, draft_s=0.5, verify_s=1.5)]
-    verdict = summarize(tried, None, costs).verdict
+    verdict = summarize(tried, None, costs, "model").verdict
     assert verdict is not None
     assert verdict.endswith("pays from alpha 0.62, here it is 0.00")
     assert summarize(alone).verdict is None  # nothing was to be drafted
@@ -128,3 +128,15 @@ def test_cost_model() -> None:
     assert speedup(0.5, 2, c=0.25, v=1.25) == 1.0
     assert break_even_alpha(2, c=0.25, v=1.25) == pytest.approx(0.5)
     assert break_even_alpha(1, c=1.0, v=1.5) is None
+
+
+def test_each_source_is_counted_by_itself() -> None:
+    rounds = [PROMPT, make(0, 0)] + [make(2, 2, draft_s=1.0)] * 4
+    rounds += [make(4, 1, source="ngram", draft_s=0.0)] * 3
+    summary = summarize(rounds, source="model")
+    assert summary.sources == {
+        "model": {"n_drafted": 8, "n_tested": 8, "n_accepted": 8},
+        "ngram": {"n_drafted": 12, "n_tested": 6, "n_accepted": 3},
+    }
+    assert summary.c == pytest.approx(0.5)
+    assert summarize(rounds, source="ngram").c == 0

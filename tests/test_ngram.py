@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, engine, run, table_logits, tokens_of, vocab
+from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
 from test_exactness import distance, target_law
 
 from qdraft.core.costs import CostTable
@@ -12,6 +12,7 @@ from qdraft.core.rng import Rng, SeededRng
 from qdraft.core.sampling import Sampler
 from qdraft.core.schedule import CostAwareSchedule, CountingGate
 from qdraft.drafters.base import NoDrafter
+from qdraft.drafters.hybrid import HybridDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.testing import FakeEngine, enumerate_law
 
@@ -82,3 +83,41 @@ def test_under_the_cost_aware_schedule() -> None:
         run(wild, NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
     )
     assert len(tokens_of(rounds)) == 300
+
+
+class TestHybrid:
+    def drafter(self, blend: float = 0.3) -> HybridDrafter:
+        return HybridDrafter(NgramDrafter(), model_drafter(3, blend))
+
+    @pytest.mark.parametrize("block", [False, True])
+    def test_the_law_is_the_targets(self, block: bool) -> None:
+        prompt = (1, 2, 0, 1, 2)
+
+        def program(rng: Rng) -> tuple[int, ...]:
+            rounds = list(run(
+                engine(3), self.drafter(), params=PLAIN, n_predict=4, n_draft=2, rng=rng,
+                block=block, prompt=prompt,
+            ))  # fmt: skip
+            sources.update(r.source for r in rounds)
+            return tuple(tokens_of(rounds))
+
+        sources: set[str] = set()
+        law = enumerate_law(program)
+        assert distance(law, target_law(PLAIN, 3, 4, prompt=prompt)) < 1e-12
+        assert sources >= {"ngram", "model"}
+
+    def test_repetitions_first_the_model_elsewhere(self) -> None:
+        drafter = HybridDrafter(NgramDrafter(), model_drafter(blend=0.2))
+        schedule = CostAwareSchedule(8, CostTable())
+        rounds = list(run(engine(), drafter, n_predict=300, schedule=schedule))
+        assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=300)))
+        accepted = {
+            s: sum(r.n_accepted for r in rounds if r.source == s) for s in ("ngram", "model")
+        }
+        assert accepted["ngram"] > 50
+
+    def test_caches_stay_in_step_over_changes_of_source(self) -> None:
+        model = model_drafter(blend=0.0)
+        rounds = list(run(engine(), HybridDrafter(NgramDrafter(), model), n_predict=120, n_draft=3))
+        assert {r.source for r in rounds if r.n_draft} == {"ngram", "model"}
+        assert all(r.n_accepted == r.n_draft for r in rounds if r.source == "model")

@@ -83,7 +83,11 @@ Seed = Annotated[
 
 DrafterName = Annotated[
     str,
-    _option(_DRAFTING, "--drafter", help="model (the draft), or ngram (repetitions in the text)."),
+    _option(
+        _DRAFTING,
+        "--drafter",
+        help="model, ngram (repetitions in the text), or hybrid (both).",
+    ),
 ]
 DraftPolicy = Annotated[
     str,

@@ -48,6 +48,9 @@ def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> Re
             ),
             *_histogram(summary.accepted_histogram),
         ]
+    if len(summary.sources) > 1:
+        parts = (f"{s} {n['n_accepted']} of {n['n_tested']}" for s, n in summary.sources.items())
+        lines.append(_line("sources", *parts))
     lines.append(
         _line(
             "time",
