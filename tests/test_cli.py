@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from test_engine import tiny_model
 
 from qdraft import EngineParams, Pair, SamplingParams
 from qdraft.cli.options import (
@@ -258,6 +259,14 @@ class TestRun:
         half.write_bytes(smollm2[1].read_bytes()[:500_000])
         result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-d", str(half))
         assert "half.gguf does not load" in one_error(result, 3)
+
+    def test_a_draft_of_another_vocabulary(self, tmp_path: Path) -> None:
+        """Case 12 on the command line: the first differing token, and both texts."""
+        for name, tokens in (("t", ("<s>", "</s>", "a", "b")), ("d", ("<s>", "</s>", "a", "X"))):
+            tiny_model(tmp_path / f"{name}.gguf", tokens).close()
+        files = ("-m", str(tmp_path / "t.gguf"), "-d", str(tmp_path / "d.gguf"))
+        error = one_error(qdraft("run", "-p", "a", *files), 4)
+        assert "token 3 is 'b' in the target, 'X' in the draft" in error
 
     def test_ngram_drafts_without_a_draft_model(self, smollm2: tuple[Path, Path]) -> None:
         prompt = "Repeat this list twice: " + "red green blue yellow black white " * 8
