@@ -13,6 +13,7 @@ from qdraft.core.sampling import Sampler
 from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
 from qdraft.decode import decode
 from qdraft.errors import QDraftError
+from qdraft.exact import Exactness
 from qdraft.metrics import Summary, summarize
 from qdraft.text import TextReader
 from qdraft.types import Chunk, DecodeParams, FinishReason, Round, SamplingParams
@@ -38,6 +39,7 @@ class Generation:
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
+        self.exactness: Exactness | None = None  # under ``exact``, once the text has begun
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks; leaving the loop early ends the text, which is then INTERRUPTED."""
@@ -83,12 +85,20 @@ class Generation:
         with self._pair.exclusive():
             return check(self._pair.target_engine, self.prompt, self.rounds, self._sampler)
 
-    def _schedule(self) -> Schedule:
+    def _n_most(self) -> int:
+        """The longest draft of this text; probes for ``exact`` when nothing is kept of that."""
+        wanted = self._params.n_draft
+        if wanted is None:
+            wanted = 8 if self._params.draft_policy == "auto" else 4
+        if not (self._params.exact and wanted):
+            return wanted
+        self.exactness = self._pair.exactness(max(8, wanted))
+        return min(wanted, self.exactness.n_draft)
+
+    def _schedule(self, n_draft: int) -> Schedule:
         """The draft policy that was asked for."""
         params = self._params
-        n_draft = params.n_draft
         if params.draft_policy == "auto":
-            n_draft = 8 if n_draft is None else n_draft
             return CostAwareSchedule(
                 n_draft,
                 self._pair.costs,
@@ -99,7 +109,7 @@ class Generation:
         p_min = params.p_min
         if p_min is None:
             p_min = 0.5 if params.draft_policy == "confidence" else 0.0
-        return FixedSchedule(4 if n_draft is None else n_draft, p_min)
+        return FixedSchedule(n_draft, p_min)
 
     def _run(self) -> Generator[Chunk]:
         pair, params = self._pair, self._params
@@ -118,12 +128,13 @@ class Generation:
             pair.running = self
             try:
                 pair.acceptance.start_text()
+                n_most = self._n_most()
                 for round in decode(
                     pair.target_engine,
-                    pair.drafter(params),
+                    pair.drafter(params, n_most),
                     self.prompt,
                     self._sampler,
-                    self._schedule(),
+                    self._schedule(n_most),
                     self._rng,
                     stop=stop,
                     clock=time.perf_counter,

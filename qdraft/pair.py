@@ -6,11 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from qdraft import coststore
+from qdraft import machine
 from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.hybrid import HybridDrafter
@@ -18,10 +18,11 @@ from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.kv import KvCourier
-from qdraft.engine.library import build_id, cpu_id, default_threads
+from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.exact import Exactness, probe_exactness
 from qdraft.generation import Generation
 from qdraft.gguf.identify import require_gguf
 from qdraft.text import encode_prompt
@@ -89,8 +90,12 @@ class Pair:
             self.target_engine = self._open(target, params, progress)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
             self._courier, self.kv = self._share(share_kv, params, draft_params)
-            self._costs_path = self._store(target, draft, params, draft_params)
-            self.costs = coststore.load(self._costs_path)
+            facts = [machine.facts_of(target, params)]
+            self._target_facts = facts[0]
+            if draft:
+                facts.append(machine.facts_of(draft, draft_params))
+            self._costs_path = machine.store_path("costs", *facts, str(self.kv.shared))
+            self.costs = machine.load_costs(self._costs_path)
             self.acceptance = AcceptanceTable()
             self.loss = RecentLoss()
         except BaseException:
@@ -152,21 +157,24 @@ class Pair:
             return None, KvSharing(False, str(error))
         return courier, KvSharing(True)
 
-    def _store(
-        self, target: Path, draft: Path | None, params: EngineParams, draft_params: EngineParams
-    ) -> Path:
-        """Where the measured costs of this pair, as it is loaded, are kept."""
-        stats = [(p.resolve(), p.stat()) for p in (target, draft) if p]
-        files = [f"{p} {stat.st_size} {stat.st_mtime_ns}" for p, stat in stats]
-        how = (
-            repr(replace(p, n_ctx=None, n_threads=p.n_threads or default_threads()))
-            for p in (params, draft_params)
-        )
-        return coststore.store_path(*files, *how, str(self.kv.shared), build_id(), cpu_id())
-
     def keep_costs(self) -> None:
         """Keep what the rounds so far have shown of the costs, for the next run."""
-        coststore.save(self._costs_path, self.costs)
+        machine.save_costs(self._costs_path, self.costs)
+
+    def exactness(self, n_most: int) -> Exactness:
+        """How long drafts may be, up to ``n_most``, for bit-identical verify rows.
+
+        Probed once for the target as it is loaded and kept from run to run; see ``qdraft.exact``.
+        """
+        target = self.target_engine
+        depth = min(target.n_ctx, 1024)  # beyond this the probe does not look
+        path = machine.store_path("exact", self._target_facts, f"{n_most} {depth}")
+        found = machine.load_exactness(path)
+        if found is None:
+            log.info("trying which batches are bit-identical to one-token decoding (once)")
+            found = probe_exactness(target, n_most)
+            machine.save_exactness(path, found)
+        return found
 
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
@@ -196,9 +204,9 @@ class Pair:
         tokens = encode_prompt(self.target_engine.vocab, prompt, system=system, raw=raw)
         return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
 
-    def drafter(self, params: DecodeParams) -> Drafter:
-        """The drafter for one request."""
-        if params.n_draft == 0:
+    def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
+        """The drafter for one request, of which drafts of up to ``n_most`` tokens are wanted."""
+        if n_most == 0:
             return NoDrafter()
         if params.drafter == "ngram":
             return NgramDrafter()

@@ -219,6 +219,8 @@ class DecodeParams:
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1
     draws one; it repeats a text where the draft lengths repeat, that is not under
     "auto". ``verify`` above temperature 0: token by token, or the block as a whole.
+    ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
+    token at a time, as a probe finds; where there are none the target runs alone.
     """
 
     n_predict: int = -1
@@ -227,6 +229,7 @@ class DecodeParams:
     draft_policy: str = "auto"
     p_min: float | None = None
     verify: str = "token"
+    exact: bool = False
     stop: tuple[str, ...] = ()
     seed: int = -1
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, engine, run, tokens_of, vocab
 
-from qdraft import coststore
+from qdraft import machine
 from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.core.rng import SeededRng
 from qdraft.core.sampling import Sampler
@@ -232,16 +232,16 @@ def _with(r: Round, confidence: float, n_accepted: int) -> Round:
 
 def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "x.json"
-    assert not coststore.load(path).complete
+    assert not machine.load_costs(path).complete
     costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
-    coststore.save(path, costs)
-    assert coststore.load(path).medians() == costs.medians()
+    machine.save_costs(path, costs)
+    assert machine.load_costs(path).medians() == costs.medians()
     for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
         path.write_text(damage)
-        assert not coststore.load(path).complete
+        assert not machine.load_costs(path).complete
     blocked = tmp_path / "file" / "x.json"
     blocked.parent.write_text("")
-    coststore.save(blocked, costs)  # no place to keep them is no reason to fail
+    machine.save_costs(blocked, costs)  # no place to keep them is no reason to fail
     assert not blocked.exists()
 
 

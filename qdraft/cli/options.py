@@ -121,6 +121,14 @@ Verify = Annotated[
 ShareKv = Annotated[
     str, _option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")
 ]
+Exact = Annotated[
+    bool,
+    _option(
+        _DRAFTING,
+        "--exact",
+        help="Only drafts whose target rows are bit-identical to decoding one token at a time.",
+    ),
+]
 
 CtxSize = Annotated[
     int | None,

@@ -50,6 +50,7 @@ def run(
     p_min: opt.PMin = None,
     verify: opt.Verify = "token",
     share_kv: opt.ShareKv = "auto",
+    exact: opt.Exact = False,
     ctx_size: opt.CtxSize = None,
     ctx_size_draft: opt.CtxSizeDraft = None,
     gpu_layers: opt.GpuLayers = "auto",
@@ -94,6 +95,7 @@ def run(
         draft_policy=draft_policy,
         p_min=p_min,
         verify=verify,
+        exact=exact,
         stop=tuple(stop or ()),
         seed=seed,
     )
@@ -102,8 +104,9 @@ def run(
     of_draft = (ctx_size_draft, gpu_layers_draft, share_kv)
     if drafter == "ngram" and of_draft != (None, "auto", "auto"):
         raise UsageError("--drafter ngram and options of a draft model do not go together")
-    drafting = (*of_draft, n_draft, p_min, verify, draft_policy, drafter)
-    if no_draft and drafting != (None, "auto", "auto", None, None, "token", "auto", "model"):
+    drafting = (*of_draft, n_draft, p_min, verify, draft_policy, drafter, exact)
+    plain = (None, "auto", "auto", None, None, "token", "auto", "model", False)
+    if no_draft and drafting != plain:
         raise UsageError("--no-draft and options of the draft do not go together")
     engine, draft_engine = opt.engine_params(
         ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,
@@ -171,6 +174,8 @@ def _show_figures(
     stream.end(generation.text)
     if not output.quiet and generation.rounds:
         seed = None if greedy else generation.seed
-        talk_console().print(summary_view(generation.summary, generation.finish_reason, seed))
+        talk_console().print(
+            summary_view(generation.summary, generation.finish_reason, seed, generation.exactness)
+        )
     if checked:
         talk_console().print(check_view(checked, greedy=greedy))

@@ -29,6 +29,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "target": _model(pair.target),
         "draft": _model(pair.draft) if pair.draft else None,
         "kv": dataclasses.asdict(pair.kv),
+        "exact": None if generation.exactness is None else dataclasses.asdict(generation.exactness),
         "library": f"llama-cpp-python {library_version()}",
     }
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from qdraft.check import Check
+from qdraft.exact import Exactness
 from qdraft.metrics import Summary
 from qdraft.types import FinishReason
 
@@ -22,7 +23,12 @@ _ENDS = {
 }
 
 
-def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> RenderableType:
+def summary_view(
+    summary: Summary,
+    reason: FinishReason,
+    seed: int | None,
+    exactness: Exactness | None = None,
+) -> RenderableType:
     """A few lines that stay below 80 columns; ``seed`` None where nothing was drawn."""
     lines = [
         _line(
@@ -61,9 +67,22 @@ def summary_view(summary: Summary, reason: FinishReason, seed: int | None) -> Re
     )
     if summary.n_dropped:
         lines.append(_line("dropped", f"{summary.n_dropped} drafts with bad logits"))
+    if exactness:
+        lines += _wrapped("exact", _exact(exactness))
     if summary.verdict:
         lines += _wrapped("verdict", summary.verdict)
     return Group(*lines)
+
+
+def _exact(found: Exactness) -> str:
+    """One sentence: how long drafts may be under --exact, and why not longer."""
+    if found.depth is None or found.difference is None:
+        return f"drafts of up to {found.n_draft} tokens equal one-token decoding, bit for bit"
+    where = f"differ by {found.difference:.2g} after {found.depth} tokens of text"
+    if found.n_draft:
+        return f"drafts of up to {found.n_draft} tokens: rows of longer ones {where}"
+    remedy = "; one thread (-t 1) or a q8_0 cache (-ctk, -ctv) may help" if found.depth > 24 else ""
+    return f"the target runs alone: rows of any draft {where}{remedy}"
 
 
 def check_view(check: Check, *, greedy: bool) -> RenderableType:

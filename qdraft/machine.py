@@ -1,0 +1,81 @@
+"""What was measured on this machine, kept from run to run for the same files and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from qdraft.core.costs import ENOUGH, CostTable
+from qdraft.engine.library import build_id, cpu_id, default_threads
+from qdraft.exact import Exactness
+from qdraft.paths import cache_dir, new_file
+from qdraft.types import EngineParams
+
+log = logging.getLogger(__name__)
+
+
+def facts_of(path: Path, params: EngineParams) -> str:
+    """All that the costs and the numerics of one loaded file depend on, but for the machine."""
+    stat = path.stat()
+    n_threads = params.n_threads or default_threads()
+    how = replace(
+        params,
+        n_ctx=None,
+        n_threads=n_threads,
+        n_threads_batch=params.n_threads_batch or n_threads,
+    )
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {how}"
+
+
+def store_path(kind: str, *facts: str) -> Path:
+    """Where figures of a kind are kept for these ``facts``, this build and this CPU."""
+    told = "\n".join((*facts, build_id(), cpu_id()))
+    digest = hashlib.sha256(told.encode()).hexdigest()[:24]
+    return cache_dir() / kind / f"{digest}.json"
+
+
+def load_costs(path: Path) -> CostTable:
+    """The table kept there; an empty one where there is none, or a damaged one."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        target_s = float(kept["target_s"])
+        c = {str(source): float(ratio) for source, ratio in kept["c"].items()}
+        v = {int(width): float(ratio) for width, ratio in kept["v"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return CostTable()
+    if min([target_s, *c.values(), *v.values()]) <= 0:
+        return CostTable()
+    return CostTable(target_s, c, v)
+
+
+def save_costs(path: Path, costs: CostTable) -> None:
+    """Keep the medians. Where they cannot be written the next run measures again."""
+    target_s, c, v = costs.medians(ENOUGH)
+    if target_s is not None:
+        _save(path, {"target_s": target_s, "c": c, "v": v})
+
+
+def load_exactness(path: Path) -> Exactness | None:
+    """What a probe found; None where there is nothing, or something damaged."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = Exactness(int(kept["n_draft"]), kept["depth"], kept["difference"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.n_draft >= 0 else None
+
+
+def save_exactness(path: Path, found: Exactness) -> None:
+    _save(path, asdict(found))
+
+
+def _save(path: Path, kept: dict[str, Any]) -> None:
+    try:
+        with new_file(path) as part:
+            part.write_text(json.dumps(kept), encoding="utf-8")
+    except OSError as error:
+        log.debug("%s cannot be kept: %s", path, error.strerror)

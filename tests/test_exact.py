@@ -1,0 +1,146 @@
+"""--exact: which verify batches equal one-token decoding, and texts that are then the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qdraft import DecodeParams, EngineParams, Pair, SamplingParams, machine
+from qdraft.exact import DEPTHS, Exactness, probe_exactness
+from qdraft.render.summary import _exact
+from qdraft.testing import FakeEngine, FakeVocab
+
+GREEDY = SamplingParams(temperature=0)
+PROMPTS = (
+    "Tell me a long story about a lighthouse keeper who collects storms.",
+    "Write a Python function that merges two sorted lists.",
+    "Translate to German: The train leaves at seven.",
+    "What is the capital of France, and what is it known for?",
+    "Summarize: The council met on Monday. It spoke of roads, then of schools, and then adjourned.",
+    "What is 17 times 23? Show each step.",
+    "Name five trees and say where they grow.",
+    "Why is the sea salty?",
+    "Write a short poem about winter.",
+    "Explain what a hash table is to a child.",
+    "List the planets from the sun outwards.",
+    "Describe how bread is made. " + "Go into detail about the dough. " * 40,
+)
+
+
+class NoisyEngine(FakeEngine):
+    """Rows of batches wider than ``n_exact`` beyond ``depth`` tokens are off by a little.
+
+    With ``in_cells`` the fault is not in these rows, but in what they leave for the next one.
+    """
+
+    def __init__(self, n_exact: int, depth: int = 0, *, in_cells: bool = False, n_ctx: int = 4096):
+        vocab = FakeVocab([bytes([i]) for i in range(7)])
+        super().__init__(lambda text: [sum(text) % 5 + i for i in range(7)], vocab, n_ctx=n_ctx)
+        self._n_exact, self._depth, self._in_cells = n_exact, depth, in_cells
+        self._spoilt = 0
+
+    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
+        bad = len(tokens) > self._n_exact and self.n_past >= self._depth and logits > 1
+        rows = super().eval(tokens, logits)
+        if self._in_cells:
+            if bad:
+                self._spoilt = self.n_past
+            elif self._spoilt and self.n_past > self._spoilt:
+                rows[0, 1] += 0.25
+        elif bad:
+            rows[-1, 1] += 0.25
+        return rows
+
+    def truncate(self, n_past: int) -> None:
+        super().truncate(n_past)
+        if n_past < self._spoilt:
+            self._spoilt = 0
+
+
+def test_all_widths_exact() -> None:
+    engine = NoisyEngine(n_exact=100)
+    assert probe_exactness(engine, 8) == Exactness(8)
+    assert engine.n_past == 0
+    assert max(engine.widths) <= max(DEPTHS)
+
+
+@pytest.mark.parametrize("in_cells", [False, True])
+@pytest.mark.parametrize("n_exact", [1, 2, 5, 8])
+def test_the_longest_draft_that_is_exact(n_exact: int, in_cells: bool) -> None:
+    # a draft of n tokens makes a batch of n + 1 rows
+    found = probe_exactness(NoisyEngine(n_exact, in_cells=in_cells), 8)
+    assert found == Exactness(n_exact - 1, DEPTHS[0], 0.25)
+
+
+def test_a_fault_that_begins_deep_in_the_text_is_found() -> None:
+    assert probe_exactness(NoisyEngine(1, depth=256), 8) == Exactness(0, 300, 0.25)
+    assert probe_exactness(NoisyEngine(3, depth=256), 8) == Exactness(2, 300, 0.25)
+    # a context that ends before it has nothing to fear
+    assert probe_exactness(NoisyEngine(1, depth=256, n_ctx=256), 4) == Exactness(4)
+    assert probe_exactness(NoisyEngine(9, n_ctx=16), 8).n_draft == 0
+
+
+def test_what_was_found_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "exact.json"
+    assert machine.load_exactness(path) is None
+    for found in (Exactness(8), Exactness(0, 300, 0.25)):
+        machine.save_exactness(path, found)
+        assert machine.load_exactness(path) == found
+    path.write_text('{"n_draft": -3, "depth": null, "difference": null}')
+    assert machine.load_exactness(path) is None
+
+
+def test_one_sentence_says_what_exact_does() -> None:
+    assert "up to 8 tokens equal one-token decoding" in _exact(Exactness(8))
+    assert "up to 4 tokens: rows of longer ones differ by 0.05" in _exact(Exactness(4, 24, 0.05))
+    deep = _exact(Exactness(0, 300, 0.61))
+    assert "target runs alone" in deep
+    assert "-t 1" in deep
+    assert "-t 1" not in _exact(Exactness(0, 24, 0.05))
+
+
+@pytest.fixture(scope="module")
+def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
+    """A quantized target with a q8_0 cache: rows of small batches are exact on most CPUs."""
+    params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
+    with Pair(source_file, smollm2[1], params) as pair:
+        yield pair
+
+
+@pytest.mark.real
+def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> None:
+    """Every prompt, across the edges of the cache view at 256 and 512 cells."""
+    found = exact_pair.exactness(8)
+    if found.n_draft == 0:
+        pytest.skip(f"no exact batch on this build and CPU: {found}")
+    endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
+    drafted = 0
+    for i, prompt in enumerate(PROMPTS):
+        n_predict = 560 if i == 0 else 64
+        exact = DecodeParams(n_predict=n_predict, draft_policy="fixed", n_draft=8, exact=True)
+        text = exact_pair.generate(prompt, endless, exact)
+        text.read()
+        alone = exact_pair.generate(prompt, endless, DecodeParams(n_predict=n_predict, n_draft=0))
+        alone.read()
+        assert text.tokens == alone.tokens, prompt
+        assert max(r.n_draft for r in text.rounds) <= found.n_draft
+        assert text.exactness == found
+        drafted += text.summary.n_accepted
+    assert drafted > 100
+
+
+@pytest.mark.real
+def test_without_exact_batches_the_target_runs_alone(exact_pair: Pair, smollm2: tuple[Path, Path]):
+    with Pair(*smollm2, EngineParams(n_ctx=1024)) as pair:
+        path = machine.store_path("exact", pair._target_facts, "8 1024")
+        machine.save_exactness(path, Exactness(0, 24, 0.05))  # as on a CPU where F16 has none
+        text = pair.generate("Hi", GREEDY, DecodeParams(n_predict=24, exact=True))
+        text.read()
+        assert text.exactness == Exactness(0, 24, 0.05)
+        assert not text.summary.n_drafted
+        path.unlink()
+        assert pair.exactness(8) == probe_exactness(pair.target_engine, 8)
