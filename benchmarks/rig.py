@@ -10,6 +10,8 @@ the product.
 
     small   768 wide, 12 heads: every row divides by 256, so real K-quants; 384 MB in F16
     large   1536 wide, 4608 in the feed-forward: 1.57 GB in F16
+
+A file type that ends in -im is quantized with an importance matrix.
 """
 
 from __future__ import annotations
@@ -22,14 +24,22 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
+from qdraft import EngineParams, open_pair
+from qdraft.calibration import built_in_text, to_chunks, write_texts
+from qdraft.engine.imatrix import collect
 from qdraft.engine.library import default_threads
-from qdraft.engine.quantize import quantize
+from qdraft.engine.llama import LlamaModel
+from qdraft.engine.quantize import Recipe, quantize
 from qdraft.paths import cache_dir, new_file
 
 SIZES: dict[str, dict[str, int]] = {
     "small": {"n_embd": 768, "n_ff": 1536, "n_head": 12},
     "large": {"n_embd": 1536, "n_ff": 4608, "n_head": 9},
 }
+
+
+IMATRIX = "-im"  # Q2_K-im: quantized with an importance matrix
+N_WRITTEN = 3072  # tokens of the model's own text in it, beside the built-in text
 
 
 def rig(size: str, file_type: str = "F16") -> Path:
@@ -44,7 +54,25 @@ def rig(size: str, file_type: str = "F16") -> Path:
             widen(Path(str(source)), part, **SIZES[size])
     path = folder / f"rig-{size}-{file_type}.gguf"
     if not path.exists():
-        quantize(wide, path, file_type, threads=default_threads())
+        kind, with_matrix = file_type.removesuffix(IMATRIX), file_type.endswith(IMATRIX)
+        recipe = Recipe(kind, imatrix=importance(size) if with_matrix else None)
+        quantize(wide, path, recipe, threads=default_threads())
+    return path
+
+
+def importance(size: str) -> Path:
+    """The importance matrix of the rig: its own texts are those of the model it is made from."""
+    path = cache_dir() / "rig" / f"rig-{size}.imatrix.gguf"
+    if not path.exists():
+        with open_pair("smollm2", params=EngineParams(n_ctx=1024)) as pair:
+            vocab = pair.target_engine.vocab
+            texts = [vocab.tokenize(built_in_text()), *write_texts(pair, N_WRITTEN)]
+            chunks = to_chunks(texts, vocab.chunk_bos)
+        model = LlamaModel(rig(size), EngineParams())
+        try:
+            collect(model, chunks, EngineParams()).save(path)
+        finally:
+            model.close()
     return path
 
 
@@ -107,7 +135,7 @@ def widen(source: Path, path: Path, *, n_embd: int, n_ff: int, n_head: int) -> N
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--types", nargs="*", default=["F16", "Q4_K_M", "Q2_K"])
+    parser.add_argument("--types", nargs="*", default=["F16", "Q4_K_M", "Q2_K", "Q2_K-im"])
     for name in SIZES:
         for kind in parser.parse_args().types:
             print(rig(name, kind))

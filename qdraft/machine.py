@@ -11,7 +11,8 @@ from typing import Any
 
 from qdraft.core.costs import ENOUGH, CostTable
 from qdraft.engine.library import build_id, cpu_id, default_threads
-from qdraft.exact import Exactness
+from qdraft.engine.protocol import Engine
+from qdraft.exact import Exactness, probe_exactness
 from qdraft.paths import cache_dir, new_file
 from qdraft.types import EngineParams
 
@@ -57,6 +58,18 @@ def save_costs(path: Path, costs: CostTable) -> None:
     target_s, c, v = costs.medians(ENOUGH)
     if target_s is not None:
         _save(path, {"target_s": target_s, "c": c, "v": v})
+
+
+def exactness(target: Engine, facts: str, n_most: int) -> Exactness:
+    """What a probe of ``target`` finds (see ``qdraft.exact``), kept under ``facts``."""
+    depth = min(target.n_ctx, 1024)  # beyond this the probe does not look
+    path = store_path("exact", facts, f"{n_most} {depth}")
+    found = load_exactness(path)
+    if found is None:
+        log.info("trying which batches are bit-identical to one-token decoding (once)")
+        found = probe_exactness(target, n_most)
+        save_exactness(path, found)
+    return found
 
 
 def load_exactness(path: Path) -> Exactness | None:

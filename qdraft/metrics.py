@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
-from qdraft.core.costmodel import break_even_alpha
+from qdraft.core.costmodel import break_even_alpha, expected_tokens
 from qdraft.core.costs import N_READ_FREE, CostTable
 from qdraft.types import Round
 
 _MANY = 16  # rounds after which hardly any draft means that the schedule saw no gain in it
+_GRAM = 8  # tokens of an n-gram that does not come back by chance
 _ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
 
 
@@ -27,7 +28,11 @@ class Summary:
     those rounds by tokens accepted, ``sources`` has the three counts of each source of drafts.
     ``target_tokens_per_second`` is the target alone, from
     the rounds without a draft. ``c`` and ``v`` (by number of rows) are in units of one
-    target token.
+    target token; ``predicted_speedup`` is what the cost model makes of them, alpha and the
+    draft lengths of this text (see ``qdraft.core.costmodel``). ``spread`` is how long the
+    slowest tenth of the target's decodes took over their median, at equal numbers of rows: near 1
+    on a machine that does nothing else. ``repetition`` is the share of this text's 8-grams that
+    had been in it before: near 1 where it runs in circles, which flatters any draft.
     """
 
     n_prompt: int
@@ -50,8 +55,11 @@ class Summary:
     tokens_per_second: float | None
     target_tokens_per_second: float | None
     speedup: float | None
+    predicted_speedup: float | None
     c: float | None
     v: dict[int, float]
+    spread: float | None
+    repetition: float | None
     verdict: str | None
 
 
@@ -106,8 +114,11 @@ def summarize(
         tokens_per_second=rate,
         target_tokens_per_second=alone,
         speedup=gain,
+        predicted_speedup=_predicted(later, alpha, costs, v),
         c=c,
         v=v,
+        spread=_spread(later),
+        repetition=_repetition([token for r in rounds for token in r.tokens]),
         verdict=_verdict(len(drafted), len(later), gain, alone, alpha, c, v),
     )
 
@@ -146,6 +157,42 @@ def _costs(
     if not (one and rows):
         return None, {}
     return median(rows) / one, {n: median(times) / one for n, times in sorted(by_width.items())}
+
+
+def _predicted(
+    later: Sequence[Round], alpha: float | None, costs: CostTable | None, v: dict[int, float]
+) -> float | None:
+    """Expected tokens of these rounds over their expected time, in target tokens."""
+    if alpha is None:
+        return None
+    plain = [r for r in later if not r.n_draft]
+    sources = {r.source for r in later if r.n_draft_rows}
+    c = {s: _costs([r for r in later if r.source == s], [], plain)[0] for s in sources}
+    tokens = time = 0.0
+    for r in later:
+        row = costs.c(r.source) if costs else c.get(r.source)
+        rows = v.get(r.n_draft + 1) if r.n_draft else 1.0
+        if rows is None or (row is None and r.n_draft_rows):
+            return None
+        tokens += expected_tokens(alpha, r.n_draft)
+        time += r.n_draft_rows * (row or 0.0) + rows
+    return _ratio(tokens, time)
+
+
+def _spread(later: Sequence[Round]) -> float | None:
+    """The ninth decile of verify times over the median of their width; None from too few."""
+    by_width: dict[int, list[float]] = {}
+    for r in later:
+        by_width.setdefault(r.n_draft, []).append(r.verify_s)
+    typical = {n: median(times) for n, times in by_width.items() if len(times) >= _MANY // 2}
+    ratios = [r.verify_s / typical[r.n_draft] for r in later if typical.get(r.n_draft)]
+    return quantiles(ratios, n=10)[-1] if len(ratios) >= _MANY else None
+
+
+def _repetition(tokens: Sequence[int]) -> float | None:
+    """Share of the n-grams of a text that stood in it before; None for a short text."""
+    grams = [tuple(tokens[i : i + _GRAM]) for i in range(len(tokens) - _GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if len(grams) >= 4 * _GRAM else None
 
 
 def _verdict(

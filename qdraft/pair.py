@@ -13,6 +13,7 @@ from types import TracebackType
 from qdraft import machine
 from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
+from qdraft.drafters.cascade import CascadeDrafter
 from qdraft.drafters.hybrid import HybridDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
@@ -22,7 +23,7 @@ from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.exact import Exactness, probe_exactness
+from qdraft.exact import Exactness
 from qdraft.generation import Generation
 from qdraft.gguf.identify import require_gguf
 from qdraft.text import encode_prompt
@@ -89,7 +90,7 @@ class Pair:
         try:
             self.target_engine = self._open(target, params, progress)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
-            self._courier, self.kv = self._share(share_kv, params, draft_params)
+            self.courier, self.kv = self._share(share_kv, params, draft_params)
             facts = [machine.facts_of(target, params)]
             self._target_facts = facts[0]
             if draft:
@@ -124,6 +125,14 @@ class Pair:
             self._models.append(model)
         if not is_target:
             self._require_pair(self._models[0], model)
+            if experts := self._models[0].experts:
+                log.warning(
+                    "%s is a mixture of experts (%d of %d a token): a verify batch reads the "
+                    "experts of all its rows, so drafting gains less than on a dense model",
+                    self._models[0].path.name,
+                    experts[1],
+                    experts[0],
+                )
         if (params.n_ctx or 0) > model.n_ctx_train:
             log.warning(
                 "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
@@ -166,15 +175,7 @@ class Pair:
 
         Probed once for the target as it is loaded and kept from run to run; see ``qdraft.exact``.
         """
-        target = self.target_engine
-        depth = min(target.n_ctx, 1024)  # beyond this the probe does not look
-        path = machine.store_path("exact", self._target_facts, f"{n_most} {depth}")
-        found = machine.load_exactness(path)
-        if found is None:
-            log.info("trying which batches are bit-identical to one-token decoding (once)")
-            found = probe_exactness(target, n_most)
-            machine.save_exactness(path, found)
-        return found
+        return machine.exactness(self.target_engine, self._target_facts, n_most)
 
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
@@ -214,8 +215,11 @@ class Pair:
             if params.drafter == "hybrid":
                 raise UsageError("the hybrid drafter needs a draft model beside the target")
             return NoDrafter()
-        model = ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self._courier)
-        return HybridDrafter(NgramDrafter(), model) if params.drafter == "hybrid" else model
+        model = ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self.courier)
+        if params.drafter == "model":
+            return model
+        ngram = NgramDrafter()
+        return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
 
     def close(self) -> None:
         """Free contexts and models, after the text that another thread is making.

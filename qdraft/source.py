@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from qdraft.engine.quantize import Quantized, quantize
+from qdraft.engine.quantize import Quantized, Recipe, quantize
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.paths import cache_dir, new_file
 from qdraft.registry import Entry, Source
@@ -37,7 +37,7 @@ def materialize(
             if progress:
                 progress(path.name, done, of)
 
-        made = quantize(source, path, file_type, threads=threads, progress=step)
+        made = quantize(source, path, Recipe(file_type), threads=threads, progress=step)
         if report:
             report(made)
 

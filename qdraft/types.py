@@ -218,7 +218,8 @@ class DecodeParams:
     every policy.
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1
     draws one; it repeats a text where the draft lengths repeat, that is not under
-    "auto". ``verify`` above temperature 0: token by token, or the block as a whole.
+    "auto". ``verify`` above temperature 0: "block" as a whole, or "token" by
+    token.
     ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
     token at a time, as a probe finds; where there are none the target runs alone.
     """
@@ -228,7 +229,7 @@ class DecodeParams:
     n_draft: int | None = None
     draft_policy: str = "auto"
     p_min: float | None = None
-    verify: str = "token"
+    verify: str = "block"
     exact: bool = False
     stop: tuple[str, ...] = ()
     seed: int = -1

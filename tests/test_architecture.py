@@ -23,7 +23,7 @@ LAYERS = [
     {"engine", "drafters"},
     {"decode", "check", "exact", "source"},
     {"text"},
-    {"machine", "generation", "pair", "testing"},
+    {"machine", "generation", "pair", "calibration", "testing"},
     {"render"},
     {"cli"},
     {"__main__"},

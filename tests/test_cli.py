@@ -24,7 +24,7 @@ from qdraft.cli.options import (
     read_prompt,
 )
 from qdraft.cli.run import Output, _show
-from qdraft.engine.quantize import quantize
+from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import UsageError
 from qdraft.types import Chunk
 
@@ -383,7 +383,7 @@ class TestRun:
         for name in ("numpy", "json", "gguf", "qdraft"):
             (tmp_path / f"{name}.py").write_text("raise ImportError('from the working directory')")
         monkeypatch.chdir(tmp_path)
-        quantize(source_file, tmp_path / "out.gguf", "F16", threads=2)
+        quantize(source_file, tmp_path / "out.gguf", Recipe("F16"), threads=2)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="uses head")
     def test_a_closed_pipe_is_no_error(self) -> None:

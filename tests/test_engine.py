@@ -10,11 +10,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tiny
 
 from qdraft.engine.extra_buffers import _run_child, ask
 from qdraft.engine.library import build_id, cpu_id, default_threads, library_version
 from qdraft.engine.llama import LlamaModel
-from qdraft.engine.quantize import quantize
+from qdraft.engine.quantize import Recipe, quantize
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.pair import Pair
@@ -90,7 +91,7 @@ class TestQuantize:
         made = quantize(
             source_file,
             tmp_path / "q2.gguf",
-            "Q2_K",
+            Recipe("Q2_K"),
             threads=2,
             progress=lambda *s: steps.append(s),
         )
@@ -107,19 +108,19 @@ class TestQuantize:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            quantize(source_file, tmp_path / "out.gguf", "F16", threads=2, progress=stop)
+            quantize(source_file, tmp_path / "out.gguf", Recipe("F16"), threads=2, progress=stop)
         assert list(tmp_path.iterdir()) == []
 
     def test_failure_leaves_nothing_and_gives_the_reason(self, tmp_path: Path) -> None:
         bad = tmp_path / "bad.gguf"
         bad.write_bytes(b"GGUF" + bytes(100))
         with pytest.raises(EngineError, match=r"could not quantize .*bad\.gguf: \S+"):
-            quantize(bad, tmp_path / "out.gguf", "F16", threads=1)
+            quantize(bad, tmp_path / "out.gguf", Recipe("F16"), threads=1)
         assert list(tmp_path.iterdir()) == [bad]
 
     def test_unknown_type_names_the_known_ones(self, source_file: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="Q9_K") as caught:
-            quantize(source_file, tmp_path / "out.gguf", "Q9_K", threads=1)
+            quantize(source_file, tmp_path / "out.gguf", Recipe("Q9_K"), threads=1)
         assert caught.value.hint is not None
         assert "Q2_K" in caught.value.hint
 
@@ -190,58 +191,11 @@ class TestSameVocabulary:
             require_same_vocab(one.vocab, longer.vocab)
 
 
-def tiny_mamba(path: Path) -> Path:
-    """A recurrent model with random weights."""
-    n_embd, n_inner, n_state, n_conv, rank = 32, 64, 16, 4, 2
-    tokens = ["<s>", "</s>", *[chr(97 + i) for i in range(26)]]
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(n_embd)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_ssm_conv_kernel(n_conv)
-    writer.add_ssm_inner_size(n_inner)
-    writer.add_ssm_state_size(n_state)
-    writer.add_ssm_time_step_rank(rank)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    rng = np.random.default_rng(0)
-    shapes = {
-        "token_embd.weight": (len(tokens), n_embd),
-        "output_norm.weight": (n_embd,),
-        "blk.0.attn_norm.weight": (n_embd,),
-        "blk.0.ssm_in.weight": (2 * n_inner, n_embd),
-        "blk.0.ssm_conv1d.weight": (n_inner, n_conv),
-        "blk.0.ssm_conv1d.bias": (n_inner,),
-        "blk.0.ssm_x.weight": (rank + 2 * n_state, n_inner),
-        "blk.0.ssm_dt.weight": (n_inner, rank),
-        "blk.0.ssm_dt.bias": (n_inner,),
-        "blk.0.ssm_a": (n_inner, n_state),
-        "blk.0.ssm_d": (n_inner,),
-        "blk.0.ssm_out.weight": (n_embd, n_inner),
-    }
-    for name, shape in shapes.items():
-        values = -np.ones(shape) if name.endswith("ssm_a") else rng.normal(size=shape)
-        writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 class TestRecurrent:
     """Case 24: refused for drafting by name, and fine alone, twice."""
 
     def test_refused_as_a_pair(self, tmp_path: Path) -> None:
-        path = tiny_mamba(tmp_path / "mamba.gguf")
+        path = tiny.mamba(tmp_path / "mamba.gguf")
         with pytest.raises(PairError, match=r"mamba.gguf is recurrent or hybrid") as caught:
             Pair(path, path)
         assert caught.value.hint is not None
@@ -249,8 +203,53 @@ class TestRecurrent:
 
     def test_alone(self, tmp_path: Path) -> None:
         greedy, few = SamplingParams(temperature=0), DecodeParams(n_predict=8)
-        with Pair(tiny_mamba(tmp_path / "mamba.gguf")) as alone:
+        with Pair(tiny.mamba(tmp_path / "mamba.gguf")) as alone:
             texts = [alone.generate("abc", greedy, few) for _ in range(2)]
             assert texts[0].read() == texts[1].read()
             assert texts[0].tokens == texts[1].tokens
             assert len(texts[0].tokens) in range(1, 9)
+
+
+class TestWindows:
+    """Case 23: a sliding window loses cells that a rollback needs, unless the cache is whole."""
+
+    PROMPT = "abcdefghijklmnopqrstuvwxyz" * 4  # beyond the window of 32
+
+    @pytest.mark.parametrize("share_kv", ["on", "off"])
+    def test_rejected_drafts_leave_no_trace(self, tmp_path: Path, share_kv: str) -> None:
+        target = tiny.windowed(tmp_path / "target.gguf")
+        other = tiny.windowed(tmp_path / "other.gguf", seed=2)  # nearly always wrong
+        greedy = SamplingParams(temperature=0, logit_bias={1: -np.inf})
+        params = EngineParams(n_ctx=512, n_threads=1)
+        with Pair(target, other, params, share_kv=share_kv) as pair:
+            texts = [
+                pair.generate(self.PROMPT, greedy, DecodeParams(n_predict=120, **how), raw=True)
+                for how in ({"draft_policy": "fixed", "n_draft": 4}, {"n_draft": 0})
+            ]
+            for text in texts:
+                text.read()
+            assert texts[0].summary.n_accepted < texts[0].summary.n_tested / 2
+            check = texts[0].check()
+            assert check.same or check.explained
+            if check.noise == 0:
+                assert texts[0].tokens == texts[1].tokens
+
+    @pytest.mark.parametrize("share_kv", ["on", "off"])
+    def test_a_file_with_itself(self, tmp_path: Path, share_kv: str) -> None:
+        path = tiny.windowed(tmp_path / "model.gguf")
+        plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias={1: -np.inf})
+        fixed = DecodeParams(n_predict=200, draft_policy="fixed", n_draft=4, seed=1)
+        params = EngineParams(n_ctx=512, n_threads=1)
+        with Pair(path, path, params, share_kv=share_kv) as pair:
+            text = pair.generate(self.PROMPT, plain, fixed, raw=True)
+            text.read()
+            assert text.summary.alpha is not None
+            assert text.summary.alpha > 0.98
+
+
+def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Case 26."""
+    path = tiny.mixture(tmp_path / "moe.gguf")
+    with Pair(path, path) as pair:
+        assert pair.target_engine.n_ctx == 256
+    assert "moe.gguf is a mixture of experts (2 of 4 a token)" in caplog.text

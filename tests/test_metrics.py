@@ -140,3 +140,39 @@ def test_each_source_is_counted_by_itself() -> None:
     }
     assert summary.c == pytest.approx(0.5)
     assert summarize(rounds, source="ngram").c == 0
+
+
+def test_the_predicted_speedup_is_the_cost_models() -> None:
+    alone = make(0, 0)
+    rounds = [PROMPT, alone, alone] + [make(3, 2, draft_s=0.9, verify_s=1.5)] * 10
+    summary = summarize(rounds)
+    assert summary.alpha == pytest.approx(2 / 3)
+    tokens = 2 + 10 * expected_tokens(2 / 3, 3)
+    assert summary.predicted_speedup == pytest.approx(tokens / (2 + 10 * (3 * 0.3 + 1.5)))
+    # a table of earlier runs stands in where this text has no round without a draft
+    costs = CostTable(1.0, {"model": 0.3}, {4: 1.5})
+    told = summarize([PROMPT, *rounds[3:]], costs=costs, source="model")
+    assert told.predicted_speedup == pytest.approx(expected_tokens(2 / 3, 3) / 2.4)
+    assert summarize([PROMPT, alone]).predicted_speedup is None
+
+
+def test_a_disturbed_machine_is_seen_in_the_spread() -> None:
+    calm = [make(0, 0)] * 10 + [make(4, 4, verify_s=2.0)] * 10
+    assert summarize([PROMPT, *calm]).spread == pytest.approx(1.0)
+    disturbed = calm[:-2] + [make(4, 4, verify_s=9.0)] * 2 + [make(0, 0, verify_s=4.0)]
+    spread = summarize([PROMPT, *disturbed]).spread
+    assert spread is not None
+    assert spread > 2
+    assert summarize([PROMPT, *calm[:5]]).spread is None
+
+
+def test_a_text_that_runs_in_circles_is_named() -> None:
+    """Case 27: a loop makes any draft look good."""
+    rng = np.random.default_rng(1)
+    fresh = [make(0, 0, tokens=(int(t),)) for t in rng.integers(1000, size=200)]
+    assert summarize([PROMPT, *fresh]).repetition == pytest.approx(0, abs=0.02)
+    circles = fresh[:20] * 10
+    repetition = summarize([PROMPT, *circles]).repetition
+    assert repetition is not None
+    assert repetition > 0.8
+    assert summarize([PROMPT, *fresh[:20]]).repetition is None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
+from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
 from test_exactness import distance, target_law
 
 from qdraft.core.costs import CostTable
 from qdraft.core.rng import Rng, SeededRng
 from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import CostAwareSchedule, CountingGate
+from qdraft.core.schedule import CostAwareSchedule, CountingGate, FixedSchedule
 from qdraft.drafters.base import NoDrafter
+from qdraft.drafters.cascade import CascadeDrafter
 from qdraft.drafters.hybrid import HybridDrafter
+from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.testing import FakeEngine, enumerate_law
 
@@ -85,9 +89,66 @@ def test_under_the_cost_aware_schedule() -> None:
     assert len(tokens_of(rounds)) == 300
 
 
+def hybrid(model: ModelDrafter) -> HybridDrafter:
+    ngram = NgramDrafter()
+    return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+
+
+class CascadeAlone(HybridDrafter):
+    """Only what the model has looked over, as when bare repetitions do not pay."""
+
+    def __init__(self, model: ModelDrafter) -> None:
+        self.ngram, self.model = NgramDrafter(), model
+        super().__init__(CascadeDrafter(self.ngram, model))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.ngram.begin(prompt)
+        self.model.begin(prompt)
+
+    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+        self.model.accept(n_accepted, context)
+
+
+class TestCascade:
+    @pytest.mark.parametrize("block", [False, True])
+    @pytest.mark.parametrize("blend", [0.0, 0.4])
+    def test_the_law_is_the_targets(self, block: bool, blend: float) -> None:
+        prompt = (1, 2, 0, 1, 2)
+        kinds = set()
+
+        def program(rng: Rng) -> tuple[int, ...]:
+            rounds = list(run(
+                engine(3), CascadeAlone(model_drafter(3, blend)), params=PLAIN, n_predict=4,
+                n_draft=2, rng=rng, block=block, prompt=prompt,
+            ))  # fmt: skip
+            kinds.update((r.n_draft, r.n_accepted) for r in rounds if r.source == "cascade")
+            return tuple(tokens_of(rounds))
+
+        law = enumerate_law(program)
+        assert distance(law, target_law(PLAIN, 3, 4, prompt=prompt)) < 1e-12
+        assert {n for n, _ in kinds} >= {1, 2}
+
+    def test_greedy_text_and_caches(self) -> None:
+        """What the model rejects is not offered; its own token is, and its cells stay right."""
+        model = model_drafter(blend=0.0)  # the target itself: all that it lets by is right
+        rounds = list(run(engine(), CascadeAlone(model), n_predict=200, n_draft=4))
+        assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=200)))
+        drafted = [r for r in rounds if r.n_draft]
+        assert len(drafted) > 20
+        assert all(r.n_accepted == r.n_draft for r in drafted)
+        assert any(r.n_draft < r.n_draft_rows for r in drafted)  # some repetitions were cut short
+        assert list(model.engine.cache) == [*PROMPT, *tokens_of(rounds)][: len(model.engine.cache)]
+
+    def test_a_round_that_was_paid_for_is_counted(self) -> None:
+        """The model was asked and nothing was offered: its rows are the round's."""
+        drafter = CascadeAlone(model_drafter(blend=1.0))
+        rounds = list(run(engine(), drafter, n_predict=60, schedule=FixedSchedule(4, p_min=0.999)))
+        assert any(r.n_draft_rows and not r.n_draft for r in rounds)
+
+
 class TestHybrid:
     def drafter(self, blend: float = 0.3) -> HybridDrafter:
-        return HybridDrafter(NgramDrafter(), model_drafter(3, blend))
+        return hybrid(model_drafter(3, blend))
 
     @pytest.mark.parametrize("block", [False, True])
     def test_the_law_is_the_targets(self, block: bool) -> None:
@@ -107,7 +168,7 @@ class TestHybrid:
         assert sources >= {"ngram", "model"}
 
     def test_repetitions_first_the_model_elsewhere(self) -> None:
-        drafter = HybridDrafter(NgramDrafter(), model_drafter(blend=0.2))
+        drafter = hybrid(model_drafter(blend=0.2))
         schedule = CostAwareSchedule(8, CostTable())
         rounds = list(run(engine(), drafter, n_predict=300, schedule=schedule))
         assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=300)))
@@ -118,6 +179,6 @@ class TestHybrid:
 
     def test_caches_stay_in_step_over_changes_of_source(self) -> None:
         model = model_drafter(blend=0.0)
-        rounds = list(run(engine(), HybridDrafter(NgramDrafter(), model), n_predict=120, n_draft=3))
+        rounds = list(run(engine(), hybrid(model), n_predict=120, n_draft=3))
         assert {r.source for r in rounds if r.n_draft} == {"ngram", "model"}
         assert all(r.n_accepted == r.n_draft for r in rounds if r.source == "model")

@@ -328,7 +328,7 @@ class TestSharedKv:
         with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
             text = opened.generate(PROMPTS[0], PLAIN, fixed(n_predict=60, seed=2))
             text.read()
-            courier, draft = opened._courier, opened.draft_engine
+            courier, draft = opened.courier, opened.draft_engine
             assert courier is not None
             assert draft is not None
             courier.copy(len(text.prompt))  # what earlier copies brought stays

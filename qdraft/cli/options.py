@@ -116,7 +116,7 @@ PMin = Annotated[
     ),
 ]
 Verify = Annotated[
-    str, _option(_DRAFTING, "--verify", help="Rejection by token or by block (sampled text).")
+    str, _option(_DRAFTING, "--verify", help="Rejection by block or by token (sampled text).")
 ]
 ShareKv = Annotated[
     str, _option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")

@@ -48,7 +48,7 @@ def run(
     draft_policy: opt.DraftPolicy = "auto",
     n_draft: opt.NDraft = None,
     p_min: opt.PMin = None,
-    verify: opt.Verify = "token",
+    verify: opt.Verify = "block",
     share_kv: opt.ShareKv = "auto",
     exact: opt.Exact = False,
     ctx_size: opt.CtxSize = None,
@@ -105,7 +105,7 @@ def run(
     if drafter == "ngram" and of_draft != (None, "auto", "auto"):
         raise UsageError("--drafter ngram and options of a draft model do not go together")
     drafting = (*of_draft, n_draft, p_min, verify, draft_policy, drafter, exact)
-    plain = (None, "auto", "auto", None, None, "token", "auto", "model", False)
+    plain = (None, "auto", "auto", None, None, "block", "auto", "model", False)
     if no_draft and drafting != plain:
         raise UsageError("--no-draft and options of the draft do not go together")
     engine, draft_engine = opt.engine_params(

@@ -9,9 +9,9 @@ from statistics import median
 
 from qdraft.types import Round
 
-_N_TIMES = 15  # the last ratios of a kind; their median is what counts
+_N_TIMES = 21  # the last ratios of a kind; their median is what counts
 ENOUGH = 3  # times measured, for a ratio to be kept
-_N_ALONE = 5  # the last times of the target alone
+_N_ALONE = 7  # the last times of the target alone
 _REACH = 3  # rows beyond the widest measured batch that may be tried next
 _HOPE = 0.25  # share of the last slope that is expected there: v is steepest at its first step
 _CARRIED = 0.3  # weight of an earlier text's tests in the next one
@@ -168,7 +168,7 @@ class RecentLoss:
     """
 
     _START = 1.0
-    _SAVED = 10.0
+    _SAVED = 5.0
     _OVER = 1.0
 
     _N_TOKENS = 200

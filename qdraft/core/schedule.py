@@ -32,6 +32,10 @@ class Gate(Protocol):
         """
         ...
 
+    def many(self, source: str, n_behind: int = 0) -> int:
+        """How many rows of this source are worth paying for at once; 0 for none."""
+        ...
+
     def take(self, source: str, confidence: float) -> bool:
         """Is a token from the row just paid worth verifying? Counts it if so."""
         ...
@@ -59,6 +63,9 @@ class CountingGate:
 
     def more(self, source: str, n_behind: int = 0) -> bool:
         return self._left > 0
+
+    def many(self, source: str, n_behind: int = 0) -> int:
+        return self._left
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
@@ -178,20 +185,23 @@ class CostGate:
         self._reach = 1.0  # chance that all of them are accepted
 
     def more(self, source: str, n_behind: int = 0) -> bool:
+        return self.many(source, n_behind) > 0
+
+    def many(self, source: str, n_behind: int = 0) -> int:
         if self._k == 0:
             self._n_max = min(self._n_max, self._affordable(source))
         if self._k >= self._n_max:
-            return False
+            return 0
         # Whether to draft at all is decided with hope, as far as there is leeway: an unlucky
         # start should not be the end of it. How far to draft is decided without.
         hope = self._loss.leeway if self._k == 0 else 0.0
         alpha = self._acceptance.overall(source)
         first = self._acceptance.overall(source, hope)
-        gain, cost = self._best(source, self._reach * first, alpha, n_free=0)
+        gain, cost, n = self._best(source, self._reach * first, alpha, n_free=0)
         if n_behind > N_READ_FREE and not self._worth_reading(source, n_behind, gain, cost):
-            return False
+            return 0
         # A probe is one token that is expected to lose.
-        return gain > cost or (self._probe and self._k == 0)
+        return n if gain > cost else int(self._probe and self._k == 0)
 
     def _worth_reading(self, source: str, n_behind: int, gain: float, cost: float) -> bool:
         """Will drafting win back the time to read ``n_behind`` tokens?"""
@@ -204,7 +214,7 @@ class CostGate:
         if confidence < self._p_min:
             return False
         reach = self._reach * self._acceptance.at(source, confidence)
-        gain, cost = self._best(source, reach, self._acceptance.overall(source), n_free=1)
+        gain, cost, _ = self._best(source, reach, self._acceptance.overall(source), n_free=1)
         if gain <= cost and not (self._probe and self._k == 0):
             return False
         self._k += 1
@@ -227,15 +237,17 @@ class CostGate:
             n += 1
         return n
 
-    def _best(self, source: str, reach: float, alpha: float, *, n_free: int) -> tuple[float, float]:
-        """Tokens gained and target-token times paid for the best number of further tokens.
+    def _best(
+        self, source: str, reach: float, alpha: float, *, n_free: int
+    ) -> tuple[float, float, int]:
+        """Tokens gained, target-token times paid, and the best number of further tokens.
 
         ``n_free`` rows are paid already. The cost counts at the current speed-up: time spent
         on a token that brings less than the average round brings is lost.
         """
         speed = max(1.0, self._loss.speed)
         width = self._k + 1
-        best = (0.0, 0.0)
+        best = (0.0, 0.0, 0)
         gain = 0.0
         for m in range(1, self._n_max - self._k + 1):
             gain += reach
@@ -243,5 +255,5 @@ class CostGate:
             cost = max(0, m - n_free) * self._costs.c(source)
             cost = speed * (cost + self._costs.v(width + m) - self._costs.v(width))
             if m == 1 or gain - cost > best[0] - best[1]:
-                best = (gain, cost)
+                best = (gain, cost, m)
         return best

@@ -1,4 +1,4 @@
-"""Repetitions in the text first, the draft model where they do not pay."""
+"""Repetitions in the text first, looked over by the model or not; the draft model elsewhere."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from qdraft.types import Draft
 
 
 class HybridDrafter:
-    """Offers the first drafter's tokens, or the second's when the gate lets none of them by.
+    """Offers the first drafter's tokens, or the next one's when the gate lets none of them by.
 
-    The gate weighs each source by its own record: a first drafter that has not been paying is
-    turned away, at no cost, and a round is always of one source.
+    The gate weighs each source by its own record: a drafter that has not been paying is turned
+    away, at no cost, and a round is always of one source.
     """
 
-    def __init__(self, first: Drafter, second: Drafter) -> None:
-        self._drafters = (first, second)
+    def __init__(self, *drafters: Drafter) -> None:
+        self._drafters = drafters
 
     def begin(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
             drafter.begin(prompt)
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        first, second = self._drafters
-        draft = first.draft(context, gate, sampler, rng)
-        return draft if draft.tokens else second.draft(context, gate, sampler, rng)
+        draft = Draft()
+        for drafter in self._drafters:
+            draft = drafter.draft(context, gate, sampler, rng)
+            if draft.tokens or draft.n_rows:
+                break
+        return draft
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         for drafter in self._drafters:

@@ -56,14 +56,11 @@ class ModelDrafter:
         self._told_full = False
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        n_behind = 0 if self._courier else len(context) - 1 - self.engine.n_past
-        if not gate.more(self.source, n_behind):
+        if not gate.more(self.source, self.n_behind(context)):
             return Draft()
-        room = self._room(context)
-        if room < 1:
+        room = self.room(context)
+        if room < 1 or not self.can_read(context):
             return Draft()
-        if self._n_own_vocab < self._n_vocab and max(context) >= self._n_own_vocab:
-            return Draft()  # this text has tokens that the draft cannot read
         n_caught_up = self._catch_up(context)
         n_good = self.engine.n_past
         feed = context[n_good:]
@@ -108,6 +105,24 @@ class ModelDrafter:
             dropped,
         )
 
+    def n_behind(self, context: Sequence[int]) -> int:
+        """Tokens of ``context`` that have to be read before drafting after it."""
+        return 0 if self._courier else len(context) - 1 - self.engine.n_past
+
+    def can_read(self, context: Sequence[int]) -> bool:
+        """False for a text with tokens that only the target's vocabulary has."""
+        return self._n_own_vocab >= self._n_vocab or max(context) < self._n_own_vocab
+
+    def rows_after(self, context: Sequence[int], tokens: Sequence[int]) -> tuple[Row, int]:
+        """Rows for each of ``tokens`` after ``context``, in one batch, shape [n, n_vocab].
+
+        Row i is of the distribution of token i. Also returns how many tokens had to be read first.
+        """
+        n_caught_up = self._catch_up(context)
+        feed = [*context[self.engine.n_past :], *tokens[:-1]]
+        rows = self.engine.eval(feed, len(tokens))
+        return np.stack([self._fit(row) for row in rows]), n_caught_up
+
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         # All but the last token of the new context is known to be cached correctly, as far
         # as it is cached: a rejected draft token sits at that last place or after it.
@@ -119,7 +134,7 @@ class ModelDrafter:
             return row[: self._n_vocab]
         return np.pad(row, (0, self._n_vocab - len(row)), constant_values=-np.inf)
 
-    def _room(self, context: Sequence[int]) -> int:
+    def room(self, context: Sequence[int]) -> int:
         """How many tokens this cache has room to draft; warns once when it is full."""
         room = self.engine.n_ctx - len(context) + 1  # the last draft token is never decoded here
         if room < 1 and not self._told_full:

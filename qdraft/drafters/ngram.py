@@ -31,18 +31,20 @@ class NgramDrafter:
         self._n_read = 0
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        self._read(context)
         place = self._find(context)
         if place is None:
             return Draft()
         confidence = 1 - 0.5 ** _match_length(context, place)
-        text = list(context)
-        tokens: list[int] = []
+        n = 0
         while gate.more(self.source) and gate.take(self.source, confidence):
-            tokens.append(text[place + len(tokens)])
-            text.append(tokens[-1])  # a repetition may run on into what is drafted
-        n = len(tokens)
+            n += 1
+        tokens = _after(context, place, n)
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
+
+    def repetition(self, context: Sequence[int], n: int) -> list[int]:
+        """The ``n`` tokens that would follow if the text repeated itself; none if it does not."""
+        place = self._find(context)
+        return [] if place is None else _after(context, place, n)
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         pass
@@ -57,11 +59,20 @@ class NgramDrafter:
 
     def _find(self, context: Sequence[int]) -> int | None:
         """The place after the newest occurrence of the longest known end of the text."""
+        self._read(context)
         for size in _SIZES:
             place = self._following.get(tuple(context[-size:]))
             if place is not None:
                 return place
         return None
+
+
+def _after(context: Sequence[int], place: int, n: int) -> list[int]:
+    """``n`` tokens from ``place`` on; a repetition may run on into what it gives."""
+    text = list(context[place:])
+    for i in range(n - len(text)):
+        text.append(text[i])
+    return text[:n]
 
 
 def _match_length(context: Sequence[int], place: int) -> int:

@@ -11,6 +11,7 @@ whole sequences only (restoring wipes the destination).
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
 from qdraft.engine.library import forget_errors, native, native_error
@@ -21,13 +22,17 @@ _TEXT, _COURIER = 0, 1
 
 
 class KvCourier:
-    """Copies cells from ``source`` to ``destination``; the destination never reads a prompt."""
+    """Copies cells from ``source`` to ``destination``; the destination never reads a prompt.
+
+    ``copy_s`` adds up the seconds that this took.
+    """
 
     def __init__(self, source: LlamaEngine, destination: LlamaEngine) -> None:
         self._lib = native()
         self._source = source
         self._destination = destination
         self._buffer: Any = (ctypes.c_uint8 * 0)()
+        self.copy_s = 0.0
 
     def copy(self, start: int) -> None:
         """Replace the destination's cells from position ``start`` on by the source's.
@@ -35,6 +40,7 @@ class KvCourier:
         The destination then holds exactly as many tokens as the source. Its cells before
         ``start`` must be the source's already. Raises EngineError when llama.cpp refuses.
         """
+        started = time.perf_counter()
         n_past = self._source.n_past
         if start == 0:
             blob_size = self._read(_TEXT)
@@ -54,6 +60,7 @@ class KvCourier:
         else:
             self._destination.truncate(n_past)
         self._destination.adopt(n_past)
+        self.copy_s += time.perf_counter() - started
 
     def prove(self) -> None:
         """Copy a few real cells, whole and in part, and read them back bit for bit.

@@ -89,6 +89,15 @@ class LlamaModel:
         )
 
     @property
+    def experts(self) -> tuple[int, int] | None:
+        """How many experts each layer has and a token uses; None where there are none."""
+        architecture = self._meta(b"general.architecture")
+        keys = (f"{architecture}.expert_count", f"{architecture}.expert_used_count")
+        texts = [self._meta(key.encode()) for key in keys]
+        n, n_used = (int(text) if text.isdigit() else 0 for text in texts)
+        return (n, n_used) if n > n_used else None
+
+    @property
     def shape(self) -> tuple[str, ...]:
         """What two quantizations of one model have in common: architecture and dimensions."""
         architecture = self._meta(b"general.architecture")

@@ -8,17 +8,52 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from qdraft.engine.child import command
 from qdraft.errors import EngineError, UsageError
+from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.paths import new_file
 
 Progress = Callable[[int, int], None]
 
 _TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FALLBACK_LINE = re.compile(r"WARNING: (\d+) of \d+ tensor\(s\) required fallback")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to quantize to.
+
+    ``file_type`` is llama.cpp's, such as Q2_K. ``imatrix`` is the file of an importance matrix,
+    ``tensor_types`` maps patterns of tensor names to types such as q6_k, as do
+    ``output_tensor_type`` and ``token_embedding_type`` for those two. ``prune_layers`` are left
+    out.
+    """
+
+    file_type: str
+    imatrix: Path | None = None
+    tensor_types: tuple[tuple[str, str], ...] = ()
+    output_tensor_type: str | None = None
+    token_embedding_type: str | None = None
+    prune_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.file_type not in file_types():
+            known = ", ".join(file_types())
+            raise UsageError(f"unknown file type {self.file_type}", hint=f"known: {known}")
+        for kind in self._tensor_types():
+            if kind not in tensor_types():
+                known = ", ".join(tensor_types())
+                raise UsageError(f"unknown tensor type {kind}", hint=f"known: {known}")
+        if any(layer < 0 for layer in self.prune_layers):
+            raise UsageError("the layers to prune are numbers from 0 on")
+
+    def _tensor_types(self) -> list[str]:
+        named = [kind for _, kind in self.tensor_types]
+        return [k for k in (*named, self.output_tensor_type, self.token_embedding_type) if k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +77,27 @@ def file_types() -> dict[str, int]:
     return {name: int(kind) for name, kind in names.items() if name != "GUESSED"}
 
 
-def quantize(
-    source: Path, path: Path, file_type: str, *, threads: int, progress: Progress | None = None
-) -> Quantized:
-    """Write ``source`` to ``path`` as ``file_type``, under a temporary name until complete.
+def tensor_types() -> dict[str, int]:
+    """ggml's tensor types by name, in lower case as llama-quantize has them."""
+    import gguf
 
-    ``progress`` is called with (tensors done, tensors in all). Raises UsageError for an
-    unknown type and EngineError when llama.cpp fails; ``path`` is then as it was.
+    return {kind.name.lower(): int(kind) for kind in gguf.GGMLQuantizationType}
+
+
+def quantize(
+    source: Path, path: Path, recipe: Recipe, *, threads: int, progress: Progress | None = None
+) -> Quantized:
+    """Write ``source`` to ``path`` by ``recipe``, under a temporary name until complete.
+
+    ``progress`` is called with (tensors done, tensors in all). Raises EngineError when llama.cpp
+    fails; ``path`` is then as it was.
     """
-    known = file_types()
-    if file_type not in known:
-        raise UsageError(f"unknown file type {file_type}", hint=f"known: {', '.join(known)}")
+    told = json.dumps(asdict(recipe), default=str)
     with new_file(path) as part:
-        args = (str(source), str(part), str(known[file_type]), str(threads))
+        args = (str(source), str(part), str(threads), told)
         n_fallback = _run(command(__name__, *args), progress)
         types = _matrix_types(part)
-    return Quantized(path, file_type, path.stat().st_size, n_fallback, types)
+    return Quantized(path, recipe.file_type, path.stat().st_size, n_fallback, types)
 
 
 def _run(arguments: list[str], progress: Progress | None) -> int:
@@ -99,7 +139,7 @@ def _matrix_types(path: Path) -> dict[str, int]:
 
 
 def main(args: list[str]) -> int:
-    """The child, given source, path, file type and threads.
+    """The child, given source, path, threads and the recipe as JSON.
 
     One JSON line on stdout for each tensor, and one at the end.
     """
@@ -107,7 +147,8 @@ def main(args: list[str]) -> int:
 
     from qdraft.engine.library import log, native, native_error
 
-    source, path, file_type, threads = args
+    source, path, threads, told = args
+    recipe = json.loads(told)
     lib = native()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     n_fallback = 0
@@ -124,10 +165,45 @@ def main(args: list[str]) -> int:
     log.setLevel(logging.DEBUG)
     log.addFilter(tell)
     params = lib.llama_model_quantize_default_params()
-    params.ftype = int(file_type)
     params.nthread = int(threads)
     params.allow_requantize = True
+    _keep = _fill(params, recipe, lib)
     status = int(lib.llama_model_quantize(source.encode(), path.encode(), params))
     end = {"error": native_error()} if status else {"n_fallback": n_fallback}
     print(json.dumps(end), flush=True)
     return status
+
+
+def _fill(params: Any, recipe: dict[str, Any], lib: Any) -> list[Any]:
+    """The recipe in llama.cpp's terms; returns what has to stay alive while it runs."""
+    import ctypes
+
+    params.ftype = file_types()[recipe["file_type"]]
+    known = tensor_types()
+    if recipe["output_tensor_type"]:
+        params.output_tensor_type = known[recipe["output_tensor_type"]]
+    if recipe["token_embedding_type"]:
+        params.token_embedding_type = known[recipe["token_embedding_type"]]
+    keep: list[Any] = []
+    # Each list is closed by an empty entry (or -1).
+    if recipe["tensor_types"]:
+        types = (lib.llama_model_tensor_override * (len(recipe["tensor_types"]) + 1))()
+        for entry, (pattern, kind) in zip(types, recipe["tensor_types"], strict=False):
+            entry.pattern, entry.type = pattern.encode(), known[kind]
+        params.tt_overrides = types
+        keep.append(types)
+    if recipe["prune_layers"]:
+        layers = (ctypes.c_int32 * (len(recipe["prune_layers"]) + 1))(*recipe["prune_layers"], -1)
+        params.prune_layers = layers
+        keep.append(layers)
+    if recipe["imatrix"]:
+        matrix = load_imatrix(Path(recipe["imatrix"]))
+        entries = (lib.llama_model_imatrix_data * (len(matrix.sums) + 1))()
+        for entry, name in zip(entries, matrix.sums, strict=False):
+            means = matrix.means(name)
+            entry.name, entry.size = name.encode(), means.size
+            entry.data = means.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            keep.append(means)
+        params.imatrix = entries
+        keep.append(entries)
+    return keep

@@ -81,6 +81,11 @@ class LlamaVocab:
         found = {n: int(getattr(self._lib, f"llama_vocab_{n}")(self._vocab)) for n in names}
         return {"type": int(self._lib.llama_vocab_type(self._vocab)), **found}
 
+    @property
+    def chunk_bos(self) -> int:
+        """What a chunk cut out of a text starts with: the BOS where one is wanted, else -1."""
+        return self.bos if self.special()["get_add_bos"] else -1
+
     @cached_property
     def _template(self) -> str | None:
         assert self._vocab

@@ -13,6 +13,8 @@ from qdraft.metrics import Summary
 from qdraft.types import FinishReason
 
 _BAR = 24
+_NOISY = 1.5  # spread from which times say little
+_CIRCLES = 0.3  # share of repeated n-grams from which acceptance says little
 _ENDS = {
     FinishReason.END_OF_GENERATION: "end of text",
     FinishReason.STOP_STRING: "stop string",
@@ -71,7 +73,24 @@ def summary_view(
         lines += _wrapped("exact", _exact(exactness))
     if summary.verdict:
         lines += _wrapped("verdict", summary.verdict)
+    if doubts := _doubts(summary):
+        lines += _wrapped("doubt", "; ".join(doubts))
     return Group(*lines)
+
+
+def _doubts(summary: Summary) -> list[str]:
+    """What makes the figures say less than they seem to."""
+    doubts = []
+    if summary.spread and summary.spread > _NOISY:
+        doubts.append(
+            f"the slowest tenth of the target's decodes took {summary.spread:.1f} times their "
+            "median: something else uses this machine, times are uncertain"
+        )
+    if summary.repetition and summary.repetition > _CIRCLES:
+        doubts.append(
+            f"{summary.repetition:.0%} of this text repeats itself, which flatters any draft"
+        )
+    return doubts
 
 
 def _exact(found: Exactness) -> str:

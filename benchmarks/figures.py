@@ -1,0 +1,208 @@
+"""From measured texts to ratios, bars, a table and a page."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from qdraft.engine.extra_buffers import extra_buffers_are_safe
+from qdraft.engine.library import library_version
+
+Rows = Sequence[dict[str, Any]]
+Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"
+ALONE, OURS, SIMPLE, TUNED = (
+    "target alone", "qdraft", "llama-speculative-simple", "llama-server, tuned",
+)  # fmt: skip
+WANTED = {
+    "t0_q4km_vs_llamacpp": ">= 1.25", "t0_q4km_vs_tuned": ">= 1.15", "t0_q2k_vs_llamacpp": ">= 1.8",
+    "t0_q2k_vs_tuned": ">= 1.2", "t1_q4km_vs_llamacpp": ">= 1.9", "t1_q4km_vs_tuned": ">= 1.4",
+    "t1_over_t0": ">= 0.95", "t0_q4km_vs_target": ">= 1.4", "t0_q2k_vs_target": ">= 1.2",
+    "ttft_vs_target": "<= 1.1", "worst_vs_target": ">= 0.97", "outside_share": "<= 0.03",
+    "achieved_over_predicted": "0.9 to 1.1",
+}  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on beside the files."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "date": date.today().isoformat(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "extra_buffers": extra_buffers_are_safe(),
+        "library": f"llama-cpp-python {library_version()}",
+    }
+
+
+def select(rows: Rows, **wanted: Any) -> list[dict[str, Any]]:
+    return [r for r in rows if all(r[key] == x for key, x in wanted.items())]
+
+
+def speed(rows: Rows) -> float:
+    """Total tokens over total seconds."""
+    return sum(r["n_tokens"] for r in rows) / sum(r["seconds"] for r in rows)
+
+
+def ratio(ours: Rows, theirs: Rows) -> float:
+    return speed(ours) / speed(theirs)
+
+
+def interval(ours: Rows, theirs: Rows, n: int = 2000) -> tuple[float, float]:
+    """95 % bootstrap interval of ``ratio``: texts are drawn again in pairs of the same prompt."""
+
+    def key(r: dict[str, Any]) -> tuple[Any, ...]:
+        return (r["pair"], r["kind"], r["prompt"], r["temperature"])
+
+    other = {key(r): r for r in theirs}
+    pairs = [(r, other[key(r)]) for r in ours]
+    numbers = np.array(
+        [[a["n_tokens"], a["seconds"], b["n_tokens"], b["seconds"]] for a, b in pairs]
+    )
+    drawn = np.random.default_rng(1).integers(len(pairs), size=(n, len(pairs)))
+    sums = numbers[drawn].sum(axis=1)
+    ratios = sums[:, 0] / sums[:, 1] / (sums[:, 2] / sums[:, 3])
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def of_kind(rows: Rows, pair: str, kind: str) -> float:
+    """qdraft over the target alone for one kind of work, all temperatures together."""
+    chosen = select(rows, pair=pair, kind=kind)
+    return ratio(select(chosen, contender=OURS), select(chosen, contender=ALONE))
+
+
+def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The figures that this benchmark is held to."""
+
+    def against(pair: str, temperature: float, contender: str) -> float:
+        chosen = select(rows, pair=pair, temperature=temperature)
+        return ratio(select(chosen, contender=OURS), select(chosen, contender=contender))
+
+    found = {
+        "t0_q4km_vs_llamacpp": against(Q4, 0, SIMPLE),
+        "t0_q4km_vs_tuned": against(Q4, 0, TUNED),
+        "t0_q2k_vs_llamacpp": against(Q2, 0, SIMPLE),
+        "t0_q2k_vs_tuned": against(Q2, 0, TUNED),
+        "t1_q4km_vs_llamacpp": against(Q4, 1, SIMPLE),
+        "t1_q4km_vs_tuned": against(Q4, 1, TUNED),
+        "t1_over_t0": against(Q4, 1, ALONE) / against(Q4, 0, ALONE),
+        "t0_q4km_vs_target": against(Q4, 0, ALONE),
+        "t0_q2k_vs_target": against(Q2, 0, ALONE),
+    }
+    times = {name: median(s for n, s in firsts if n == name) for name in (OURS, ALONE)}
+    found["ttft_vs_target"] = times[OURS] / times[ALONE]
+    found["worst_vs_target"] = min(
+        of_kind(rows, pair, kind) for pair, kind in {(r["pair"], r["kind"]) for r in rows}
+    )
+    ours = select(rows, pair=Q4, contender=OURS)
+    expected = sum(r["n_tokens"] for r in ours) / sum(
+        r["n_tokens"] / r["predicted"] for r in ours if r["predicted"]
+    )
+    achieved = ratio(ours, select(rows, pair=Q4, contender=ALONE))
+    found["achieved_over_predicted"] = achieved / expected
+    found["outside_share"] = sum(r["outside_s"] for r in ours) / sum(r["seconds"] for r in ours)
+    return found
+
+
+def lines(report: dict[str, Any]) -> list[list[str]]:
+    """One line for each pair, temperature and contender."""
+    rows, out = report["texts"], []
+    for pair in dict.fromkeys(r["pair"] for r in rows):
+        for temperature in dict.fromkeys(r["temperature"] for r in rows if r["pair"] == pair):
+            chosen = select(rows, pair=pair, temperature=temperature)
+            alone = select(chosen, contender=ALONE)
+            for name in dict.fromkeys(r["contender"] for r in chosen):
+                own = select(chosen, contender=name)
+                low, high = interval(own, alone)
+                drafted, accepted = (sum(r[k] for r in own) for k in ("n_drafted", "n_accepted"))
+                tested, rounds = (sum(r[k] for r in own) for k in ("n_tested", "n_rounds"))
+                out.append(
+                    [
+                        pair, f"{temperature:g}", name, f"{speed(own):.1f}",
+                        f"{ratio(own, alone):.2f}", f"{low:.2f} to {high:.2f}",
+                        f"{accepted / tested:.3f}" if tested else "",
+                        f"{accepted / drafted:.3f}" if drafted else "",
+                        f"{1 + accepted / rounds:.2f}" if rounds else "",
+                    ]
+                )  # fmt: skip
+    return out
+
+
+HEAD = ["pair", "T", "contender", "t/s", "x alone", "95 %", "alpha", "yield", "tau"]
+
+
+def table(report: dict[str, Any]) -> str:
+    """For a terminal."""
+    body = [HEAD, *lines(report)]
+    widths = [max(len(row[i]) for row in body) for i in range(len(HEAD))]
+    padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in body)
+    text = "\n".join("  ".join(row).rstrip() for row in padded)
+    told = "\n".join(f"{name:<26}{x:6.3f}  {WANTED[name]}" for name, x in report["bars"].items())
+    return f"{report['machine']}\n\n{text}\n\ntuned: {report['tuned']}\n\n{told}"
+
+
+def page(report: dict[str, Any]) -> str:
+    """For docs/."""
+    m, rows = report["machine"], report["texts"]
+    out = [
+        "# qdraft against llama.cpp's own tools",
+        "",
+        "The last full run, written by `python benchmarks/versus.py --json FILE --page FILE`.",
+        "",
+        f"{m['date']}, {m['cpu']}, {m['cores']} cores, {m['threads']} threads, load {m['load']} "
+        f"before, {m['library']}, extra buffers "
+        f"{'on' if m['extra_buffers'] else 'off (they die here)'}, {m['n_predict']} tokens a text "
+        "(four times as many for the small model).",
+        "",
+        "Pairs: the large rig (`benchmarks/rig.py`) as F16 with a Q4_K_M draft, and with a Q2_K "
+        "draft made with an importance matrix (Q2_K-im); the unwidened demo model (smollm2), F16 + "
+        "Q2_K. No truncation. *x alone* is total tokens over total time after the first "
+        "token, over that of the target alone in qdraft in the same run, with a 95 % bootstrap "
+        "interval over paired texts. End-of-generation tokens are banned.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|" + "---|" * len(HEAD),
+        *("| " + " | ".join(row) + " |" for row in lines(report)),
+        "",
+        "llama-server's best settings, found on other prompts: "
+        + "; ".join(
+            f"{pair}, {t}: `{setting}`"
+            for pair, of in report["tuned"].items()
+            for t, setting in of.items()
+        )
+        + ".",
+        "",
+        "## By kind of work",
+        "",
+        "qdraft over the target alone, all temperatures together:",
+        "",
+    ]
+    pairs = list(dict.fromkeys(r["pair"] for r in rows))
+    out += ["| kind | " + " | ".join(pairs) + " |", "|" + "---|" * (len(pairs) + 1)]
+    for kind in dict.fromkeys(r["kind"] for r in rows):
+        cells = [f"{of_kind(rows, pair, kind):.2f}" for pair in pairs]
+        out.append(f"| {kind} | " + " | ".join(cells) + " |")
+    out += ["", "## Costs", "", "c of the draft, and v by number of rows, in target tokens:", ""]
+    for pair, cost in report["costs"].items():
+        c = cost["c"].get("model")
+        v = ", ".join(f"v({n}) {x:.2f}" for n, x in cost["v"].items())
+        told = "" if c is None else f"c {c:.2f}, "
+        out.append(f"- {pair}: {told}{v} ({1000 * (cost['target_s'] or 0):.0f} ms a target token)")
+    out += ["", "## Bars", "", "| bar | wanted | here |", "|---|---|---|"]
+    out += [f"| {name} | {WANTED[name]} | {x:.3f} |" for name, x in report["bars"].items()]
+    return "\n".join(out) + "\n"

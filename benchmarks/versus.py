@@ -1,0 +1,266 @@
+"""qdraft against the target alone and against llama.cpp's speculative tools, in one run.
+
+Same files, prompts, threads and number of tokens, interleaved per prompt in changing order, every
+text with caches of its own, end-of-generation tokens banned. Speed is total tokens over total
+seconds after the first token; the time to the first token is measured apart. The costs that
+qdraft keeps from run to run are learned on a text that does not count.
+
+    python benchmarks/versus.py --quick                     # the bars, under 4 minutes
+    python benchmarks/versus.py --json FILE --page FILE     # everything
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from figures import bars, machine, page, table
+from rig import rig
+from rivals import N_CTX, Run, Server, Setting, run_simple
+from work import KINDS, LONG, TUNING, WARM
+
+from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft.engine.library import default_threads
+from qdraft.registry import load
+from qdraft.source import materialize
+from qdraft.text import encode_prompt
+
+ALONE, OURS, SIMPLE = "target alone", "qdraft", "llama-speculative-simple"
+SERVER, TUNED = "llama-server", "llama-server, tuned"
+# qdraft without one of its mechanisms each; the pair for it is opened with other sharing.
+WITHOUT = {
+    "qdraft, own KV": DecodeParams(),
+    "qdraft, fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
+    "qdraft, token by token": DecodeParams(verify="token"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One measured text."""
+
+    pair: str
+    kind: str
+    prompt: int
+    temperature: float
+    contender: str
+    n_tokens: int
+    seconds: float
+    n_drafted: int = 0
+    n_tested: int = 0
+    n_accepted: int = 0
+    n_rounds: int = 0
+    predicted: float | None = None  # speed-up by the cost model
+    outside_s: float | None = None  # neither in llama_decode nor in the courier
+
+
+class Bench:
+    """A pair of files, its contenders, and what they wrote so far."""
+
+    def __init__(self, name: str, target: Path, draft: Path, args: argparse.Namespace) -> None:
+        self.name, self.args = name, args
+        self.texts: list[Text] = []
+        self._files = (target, draft)
+        self._stack = ExitStack()
+        params = EngineParams(n_ctx=N_CTX)
+        self.pair = self._stack.enter_context(Pair(target, draft, params, share_kv="on"))
+        self.own = self._stack.enter_context(Pair(target, draft, params, share_kv="off"))
+        self.vocab = self.pair.target_engine.vocab
+        ends = [t for t in range(self.vocab.n_tokens) if self.vocab.is_end(t)]
+        self._endless = dict.fromkeys(ends, -float("inf"))
+        self._servers: dict[str, Server] = {}
+        self.tuned: dict[float, Setting] = {}
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._stack.close()
+
+    def ours(self, pair: Pair, params: DecodeParams, temperature: float, prompt: str) -> Run:
+        """A text by qdraft; what else is known of it is in ``last``."""
+        sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0, logit_bias=self._endless)
+        text = pair.generate(prompt, sampling, params)
+        first = 0.0
+        n_first, spent = 0, 0.0
+        for _ in text:
+            if not first:
+                first, n_first, spent = time.perf_counter(), len(text.tokens), inside(pair)
+        seconds = time.perf_counter() - first
+        self.last, self.outside_s = text.summary, seconds - (inside(pair) - spent)
+        return Run(len(text.tokens) - n_first, seconds, self.last.n_drafted, self.last.n_accepted)
+
+    def warm_up(self) -> None:
+        """Weights into memory, and the costs that a user's cache has after a first text."""
+        say(f"{self.name}: warming up")
+        for pair in (self.pair, self.own):
+            self.ours(pair, DecodeParams(n_predict=8, n_draft=0), 0, WARM)
+        for temperature in (0.0, 1.0):
+            n = self.args.n_predict
+            for pair in (self.pair, self.own)[: 1 if self.args.quick else 2]:
+                self.ours(pair, DecodeParams(n_predict=n, seed=7), temperature, WARM)
+
+    def tune(self) -> None:
+        """llama-server's best setting of n_max and p_min, on prompts that do not count."""
+        self._servers[ALONE] = Server(self._files[0])
+        self._servers[SERVER] = Server(*self._files)
+        lengths, floors = ((1, 4), (0.0,)) if self.args.quick else ((1, 2, 3, 5), (0.0, 0.5, 0.75))
+        speeds: dict[float, dict[Setting, float]] = {t: {} for t in (0.0, 1.0)}
+        for setting in (Setting(n, p) for n in lengths for p in floors):
+            server = Server(*self._files, setting)
+            for temperature, of in speeds.items():
+                runs = [
+                    server.run(self.encode(prompt), self.args.n_predict // 2, temperature, 5)
+                    for prompt in TUNING[: 1 if self.args.quick else 2]
+                ]
+                of[setting] = sum(r.n_tokens for r in runs) / sum(r.seconds for r in runs)
+                say(f"{self.name}: T {temperature:g}, {setting}: {of[setting]:.2f} t/s")
+            server.close()
+        for temperature, of in speeds.items():
+            self.tuned[temperature] = best = max(of, key=lambda setting: of[setting])
+            if str(best) not in self._servers:
+                self._servers[str(best)] = Server(*self._files, best)
+
+    def encode(self, prompt: str) -> list[int]:
+        return encode_prompt(self.vocab, prompt)
+
+    def contenders(self, temperature: float) -> dict[str, Callable[[str, int], Run]]:
+        n = self.args.n_predict
+
+        def server(name: str) -> Callable[[str, int], Run]:
+            return lambda p, seed: self._servers[name].run(self.encode(p), n, temperature, seed)
+
+        def ours(pair: Pair, params: DecodeParams) -> Callable[[str, int], Run]:
+            def run(prompt: str, seed: int) -> Run:
+                return self.ours(pair, replace(params, n_predict=n, seed=seed), temperature, prompt)
+
+            return run
+
+        found = {
+            ALONE: ours(self.pair, DecodeParams(n_draft=0)),
+            OURS: ours(self.pair, DecodeParams()),
+        }
+        if self._servers:
+            found[TUNED] = server(str(self.tuned[1.0 if temperature else 0.0]))
+            found[SIMPLE] = lambda p, seed: run_simple(
+                *self._files,
+                self.vocab.render_chat([{"role": "user", "content": p}]),
+                n, temperature, seed,
+            )  # fmt: skip
+            if not self.args.quick:
+                found[SERVER] = server(SERVER)
+                found["llama-server, target alone"] = server(ALONE)
+        if not self.args.quick and self._servers:
+            for name, params in WITHOUT.items():
+                if temperature or "token" not in name:
+                    found[name] = ours(self.own if "own" in name else self.pair, params)
+        return found
+
+    def run(self, kinds: dict[str, Sequence[str]], temperatures: Sequence[float]) -> None:
+        """Every contender on every prompt, in an order that turns with the prompt."""
+        place = 0
+        for kind, prompts in kinds.items():
+            for i, prompt in enumerate(prompts):
+                for temperature in temperatures:
+                    contenders = list(self.contenders(temperature).items())
+                    place += 1
+                    turn = place % len(contenders)
+                    for name, write in contenders[turn:] + contenders[:turn]:
+                        self.outside_s = self.last = None
+                        ran = write(prompt, 100 + i)
+                        self._keep(kind, i, temperature, name, ran)
+                    say(f"{self.name}: {kind} {i}, temperature {temperature:g}")
+
+    def _keep(self, kind: str, i: int, temperature: float, name: str, ran: Run) -> None:
+        s = self.last
+        self.texts.append(
+            Text(
+                self.name, kind, i, temperature, name, ran.n_tokens, ran.seconds, ran.n_drafted,
+                s.n_tested if s else 0, ran.n_accepted, sum(s.accepted_histogram) if s else 0,
+                s.predicted_speedup if s else None, self.outside_s,
+            )
+        )  # fmt: skip
+
+    def first_tokens(self, repeats: int) -> Iterator[tuple[str, float]]:
+        """Seconds to the first token of a prompt of about 500 tokens, alone and with the draft."""
+        for _ in range(repeats):
+            for name, n_draft in ((ALONE, 0), (OURS, None)):
+                text = self.pair.generate(
+                    LONG, SamplingParams(temperature=0), DecodeParams(n_predict=8, n_draft=n_draft)
+                )
+                text.read()
+                yield name, text.summary.ttft_s or 0.0
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def inside(pair: Pair) -> float:
+    """Seconds spent in llama_decode and in the courier so far."""
+    engines = [e for e in (pair.target_engine, pair.draft_engine) if e]
+    courier = pair.courier.copy_s if pair.courier else 0.0
+    return sum(e.decode_s for e in engines) + courier
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="only what the bars need")
+    parser.add_argument("--n-predict", type=int, help="tokens a text")
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--page", type=Path, help="write a Markdown page there")
+    args = parser.parse_args()
+    args.n_predict = args.n_predict or (36 if args.quick else 80)
+    told = {
+        **machine(), "threads": default_threads(), "n_predict": args.n_predict, "quick": args.quick,
+    }  # fmt: skip
+    kinds = {k: p[:1] for k, p in KINDS.items() if not args.quick or k in ("code", "story")}
+    temperatures = (0.0, 1.0) if args.quick else (0.0, 0.7, 1.0)
+    texts: list[Text] = []
+    firsts: list[tuple[str, float]] = []
+    costs, tuned = {}, {}
+    small = materialize(load().find("smollm2"), threads=default_threads())
+    pairs = {"F16 + Q4_K_M": "Q4_K_M", "F16 + Q2_K-im": "Q2_K-im", "smollm2": ""}
+    for name, draft in pairs.items():
+        files = (rig("large"), rig("large", draft)) if draft else small
+        assert files[1]
+        with Bench(name, files[0], files[1], args) as bench:
+            bench.warm_up()
+            if draft:
+                bench.tune()
+                tuned[name] = {f"T {t:g}": str(setting) for t, setting in bench.tuned.items()}
+            else:
+                args.n_predict *= 4  # it is so fast that short texts measure nothing
+            few = args.quick and draft != "Q4_K_M"
+            bench.run(kinds, temperatures[:1] if few else temperatures)
+            if draft == "Q4_K_M":
+                firsts = list(bench.first_tokens(3 if args.quick else 9))
+            target_s, c, v = bench.pair.costs.medians()
+            costs[name] = {"target_s": target_s, "c": c, "v": v}
+            texts += bench.texts
+    rows = [asdict(text) for text in texts]
+    report = {
+        "machine": {**told, "load_after": machine()["load"]},
+        "bars": bars(rows, firsts),
+        "tuned": tuned,
+        "costs": costs,
+        "first_tokens": firsts,
+        "texts": rows,
+    }
+    print(table(report))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if args.page:
+        args.page.write_text(page(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

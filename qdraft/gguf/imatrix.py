@@ -1,0 +1,144 @@
+"""Importance matrices: how much each input column of a weight matters, and their two file formats.
+
+The importance of a column is the mean of its squared activations over a calibration text.
+llama.cpp writes them as GGUF (sums and counts as tensors) and, before 2025, as a plain binary
+(.dat). Both are read, the GGUF form is written; llama-quantize takes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.errors import ModelFileError
+from qdraft.paths import new_file
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+
+@dataclass(slots=True)
+class ImportanceMatrix:
+    """By weight name: ``sums`` of squares, shape [n_matrices, n_columns], and the ``counts`` of
+
+    rows that they were taken over, shape [n_matrices]; a dense weight is one matrix, the experts
+    of a mixture are one each. ``n_chunks`` of ``chunk_size`` tokens were read for it.
+    """
+
+    sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    chunk_size: int = 512
+    n_chunks: int = 0
+    datasets: tuple[str, ...] = ()
+
+    def add(self, name: str, matrix: int, n_matrices: int, rows: NDArray[np.float32]) -> None:
+        """Take in activations, shape [n, n_columns], that met matrix ``matrix`` of a weight."""
+        if name not in self.sums:
+            self.sums[name] = np.zeros((n_matrices, rows.shape[1]))
+            self.counts[name] = np.zeros(n_matrices, dtype=np.int64)
+        self.sums[name][matrix] += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        self.counts[name][matrix] += len(rows)
+
+    def means(self, name: str) -> NDArray[np.float32]:
+        """The importances of a weight, shape [n_matrices * n_columns]; 1 for what was never met."""
+        counts = self.counts[name][:, None]
+        means = np.where(counts, self.sums[name] / np.maximum(counts, 1), 1.0)
+        return means.astype(np.float32).ravel()
+
+    def save(self, path: Path) -> None:
+        """Write llama.cpp's GGUF form, whole or not at all."""
+        from gguf import GGUFWriter
+
+        with new_file(path) as part:
+            writer = GGUFWriter(part, "")
+            writer.add_type("imatrix")
+            writer.add_array("imatrix.datasets", list(self.datasets) or ["unknown"])
+            writer.add_uint32("imatrix.chunk_count", self.n_chunks)
+            writer.add_uint32("imatrix.chunk_size", self.chunk_size)
+            for name in sorted(self.sums):
+                writer.add_tensor(name + _SUMS, self.sums[name].astype(np.float32))
+                counts = self.counts[name].astype(np.float32)
+                writer.add_tensor(name + _COUNTS, counts.reshape(-1, 1))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+
+
+def load(path: Path) -> ImportanceMatrix:
+    """Read either form. Raises ModelFileError for what is neither, or is cut off."""
+    try:
+        with path.open("rb") as data:
+            magic = data.read(4)
+        found = _load_gguf(path) if magic == b"GGUF" else _load_legacy(path.read_bytes())
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
+        raise ModelFileError(f"{path} is no importance matrix: {error}") from error
+    if not found.sums:
+        raise ModelFileError(f"{path} is no importance matrix: it has no entries")
+    if not all(np.isfinite(sums).all() for sums in found.sums.values()):
+        raise ModelFileError(f"{path} is a broken importance matrix: not all values are finite")
+    return found
+
+
+def _load_gguf(path: Path) -> ImportanceMatrix:
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+
+    def value(key: str) -> int:
+        if key not in reader.fields:
+            raise ValueError(f"it lacks {key}")
+        return int(reader.fields[key].contents())
+
+    found = ImportanceMatrix(
+        chunk_size=value("imatrix.chunk_size"), n_chunks=value("imatrix.chunk_count")
+    )
+    if "imatrix.datasets" in reader.fields:
+        found.datasets = tuple(reader.fields["imatrix.datasets"].contents())
+    tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
+    for key, sums in tensors.items():
+        if not key.endswith(_SUMS):
+            continue
+        name = key.removesuffix(_SUMS)
+        counts = tensors[name + _COUNTS].astype(np.int64).ravel()
+        found.counts[name] = counts
+        found.sums[name] = sums.astype(np.float64).reshape(len(counts), -1)
+    return found
+
+
+def _load_legacy(data: bytes) -> ImportanceMatrix:
+    """Entries of name, number of calls and means times calls; what follows them is optional."""
+    found = ImportanceMatrix()
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        (n,) = struct.unpack_from("<i", data, place)
+        place += 4
+        if n < 0:
+            raise ValueError("it has a negative length")
+        return int(n)
+
+    def bytes_of(n: int) -> bytes:
+        nonlocal place
+        if n > len(data) - place:
+            raise ValueError("it is cut off")
+        place += n
+        return data[place - n : place]
+
+    for _ in range(number()):
+        name = bytes_of(number()).decode()
+        n_calls = number()
+        values = np.frombuffer(bytes_of(4 * number()), dtype="<f4")
+        found.sums[name] = values.astype(np.float64).reshape(1, -1)
+        found.counts[name] = np.array([max(1, n_calls)])
+    if len(data) - place >= 4:
+        found.n_chunks = number()
+    if len(data) - place >= 4:
+        found.datasets = (bytes_of(number()).decode(errors="replace"),)
+    return found
