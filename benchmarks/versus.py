@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from figures import bars, machine, page, table
+from figures import ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, machine, page, table
 from rig import rig
 from rivals import N_CTX, Run, Server, Setting, run_simple
 from work import KINDS, LONG, TUNING, WARM
@@ -31,8 +31,7 @@ from qdraft.registry import load
 from qdraft.source import materialize
 from qdraft.text import encode_prompt
 
-ALONE, OURS, SIMPLE = "target alone", "qdraft", "llama-speculative-simple"
-SERVER, TUNED = "llama-server", "llama-server, tuned"
+SERVER = "llama-server"
 # qdraft without one of its mechanisms each; the pair for it is opened with other sharing.
 WITHOUT = {
     "qdraft, own KV": DecodeParams(),
@@ -112,14 +111,16 @@ class Bench:
         """llama-server's best setting of n_max and p_min, on prompts that do not count."""
         self._servers[ALONE] = Server(self._files[0])
         self._servers[SERVER] = Server(*self._files)
-        lengths, floors = ((1, 4), (0.0,)) if self.args.quick else ((1, 2, 3, 5), (0.0, 0.5, 0.75))
-        speeds: dict[float, dict[Setting, float]] = {t: {} for t in (0.0, 1.0)}
-        for setting in (Setting(n, p) for n in lengths for p in floors):
+        settings = [Setting(n, 0.0) for n in (1, 2, 3, 5)] + [Setting(n, 0.75) for n in (3, 5)]
+        quick = self.args.quick
+        chosen = (0.0,) if quick and self.name != Q4 else (0.0, 1.0)
+        speeds: dict[float, dict[Setting, float]] = {t: {} for t in chosen}
+        for setting in (settings[0], settings[2]) if quick else settings:
             server = Server(*self._files, setting)
             for temperature, of in speeds.items():
                 runs = [
                     server.run(self.encode(prompt), self.args.n_predict // 2, temperature, 5)
-                    for prompt in TUNING[: 1 if self.args.quick else 2]
+                    for prompt in TUNING[: 1 if quick else 2]
                 ]
                 of[setting] = sum(r.n_tokens for r in runs) / sum(r.seconds for r in runs)
                 say(f"{self.name}: T {temperature:g}, {setting}: {of[setting]:.2f} t/s")
@@ -134,6 +135,7 @@ class Bench:
 
     def contenders(self, temperature: float) -> dict[str, Callable[[str, int], Run]]:
         n = self.args.n_predict
+        ablate = not self.args.quick and temperature in (0, 1)
 
         def server(name: str) -> Callable[[str, int], Run]:
             return lambda p, seed: self._servers[name].run(self.encode(p), n, temperature, seed)
@@ -155,10 +157,10 @@ class Bench:
                 self.vocab.render_chat([{"role": "user", "content": p}]),
                 n, temperature, seed,
             )  # fmt: skip
-            if not self.args.quick:
+            if ablate:
                 found[SERVER] = server(SERVER)
                 found["llama-server, target alone"] = server(ALONE)
-        if not self.args.quick and self._servers:
+        if ablate and self._servers:
             for name, params in WITHOUT.items():
                 if temperature or "token" not in name:
                     found[name] = ours(self.own if "own" in name else self.pair, params)
@@ -218,7 +220,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--page", type=Path, help="write a Markdown page there")
     args = parser.parse_args()
-    args.n_predict = args.n_predict or (36 if args.quick else 80)
+    args.n_predict = args.n_predict or (32 if args.quick else 64)
     told = {
         **machine(), "threads": default_threads(), "n_predict": args.n_predict, "quick": args.quick,
     }  # fmt: skip
@@ -228,7 +230,7 @@ def main() -> None:
     firsts: list[tuple[str, float]] = []
     costs, tuned = {}, {}
     small = materialize(load().find("smollm2"), threads=default_threads())
-    pairs = {"F16 + Q4_K_M": "Q4_K_M", "F16 + Q2_K-im": "Q2_K-im", "smollm2": ""}
+    pairs = {Q4: "Q4_K_M", Q2: "Q2_K-im", "smollm2": ""}
     for name, draft in pairs.items():
         files = (rig("large"), rig("large", draft)) if draft else small
         assert files[1]

@@ -41,7 +41,8 @@ from qdraft.types import (
 
 if TYPE_CHECKING:
     from qdraft.generation import Generation
-    from qdraft.pair import ModelInfo, Pair, open_pair
+    from qdraft.opening import open_pair
+    from qdraft.pair import ModelInfo, Pair
 
 __version__ = _version("qdraft")
 
@@ -73,7 +74,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Generation", "ModelInfo", "Pair", "open_pair"):
+    if name == "open_pair":
+        from qdraft.opening import open_pair
+
+        return open_pair
+    if name in ("Generation", "ModelInfo", "Pair"):
         from qdraft import pair
 
         return getattr(pair, name)

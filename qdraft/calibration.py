@@ -25,6 +25,8 @@ PROMPTS = (
     "Summarize how a bill becomes a law.",
 )
 
+MAX_WRITTEN = 768 * len(PROMPTS)  # each text has to fit its context
+
 Progress = Callable[[int, int], None]  # tokens written, of
 
 

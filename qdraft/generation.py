@@ -90,8 +90,9 @@ class Generation:
         wanted = self._params.n_draft
         if wanted is None:
             wanted = 8 if self._params.draft_policy == "auto" else 4
-        if not (self._params.exact and wanted):
-            return wanted
+        nothing = self._params.drafter == "model" and self._pair.draft_engine is None
+        if nothing or not (self._params.exact and wanted):
+            return 0 if nothing else wanted
         self.exactness = self._pair.exactness(max(8, wanted))
         return min(wanted, self.exactness.n_draft)
 

@@ -119,7 +119,7 @@ def summarize(
         v=v,
         spread=_spread(later),
         repetition=_repetition([token for r in rounds for token in r.tokens]),
-        verdict=_verdict(len(drafted), len(later), gain, alone, alpha, c, v),
+        verdict=_verdict(len(drafted), len(later), gain, alone, alpha, c, v, source),
     )
 
 
@@ -203,16 +203,19 @@ def _verdict(
     alpha: float | None,
     c: float | None,
     v: dict[int, float],
+    source: str | None,
 ) -> str | None:
     """One sentence: does the draft pay here, and if not, what would have to change."""
     if n_drafted < _ENOUGH:
+        if source == "ngram":
+            return "this text hardly repeats itself" if n_later >= _MANY else None
         if c and v and n_later >= _MANY:
             return f"drafting does not pay here: {_what_would(alpha, c, v)}"
         return "too short a text to compare with the target alone" if n_drafted else None
-    if gain is None or alone is None or c is None:
+    if gain is None or alone is None:
         return "too short a text to compare with the target alone"
     sentence = f"{gain:.2f} times the target alone ({alone:.1f} t/s)"
-    return sentence if gain >= 1 else f"{sentence}: {_what_would(alpha, c, v)}"
+    return sentence if gain >= 1 or c is None else f"{sentence}: {_what_would(alpha, c, v)}"
 
 
 def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:

@@ -19,13 +19,12 @@ from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.kv import KvCourier
-from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.exact import Exactness
 from qdraft.generation import Generation
-from qdraft.gguf.identify import require_gguf
+from qdraft.gguf.facts import parts_of, require_model
 from qdraft.text import encode_prompt
 from qdraft.types import DecodeParams, EngineParams, SamplingParams
 
@@ -80,8 +79,7 @@ class Pair:
             raise UsageError(f"share_kv is {share_kv}, but must be one of {', '.join(SHARE_KV)}")
         params = params or EngineParams()
         draft_params = draft_params or params
-        for path in filter(None, (target, draft)):
-            require_gguf(path)
+        target, draft = require_model(target), require_model(draft) if draft else None
         self._lock = threading.Lock()
         self._user: int | None = None
         self.running: Generation | None = None  # the text in the making
@@ -180,13 +178,17 @@ class Pair:
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
         for model in (target, draft):
-            if not model.can_roll_back:
-                raise PairError(
-                    f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
-                    hint="run it without a draft (--no-draft)",
-                )
+            Pair._require_rollback(model)
         if target is not draft:
             require_same_vocab(target.vocab, draft.vocab)
+
+    @staticmethod
+    def _require_rollback(model: LlamaModel) -> None:
+        if not model.can_roll_back:
+            raise PairError(
+                f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
+                hint="run it without a draft (--no-draft)",
+            )
 
     def generate(
         self,
@@ -205,11 +207,17 @@ class Pair:
         tokens = encode_prompt(self.target_engine.vocab, prompt, system=system, raw=raw)
         return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
 
+    @property
+    def can_draft(self) -> bool:
+        """False for a recurrent or hybrid target, which cannot take tokens back."""
+        return self._models[0].can_roll_back
+
     def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
         """The drafter for one request, of which drafts of up to ``n_most`` tokens are wanted."""
         if n_most == 0:
             return NoDrafter()
         if params.drafter == "ngram":
+            self._require_rollback(self._models[0])
             return NgramDrafter()
         if self.draft_engine is None:
             if params.drafter == "hybrid":
@@ -266,33 +274,5 @@ class Pair:
 
 
 def _info(model: LlamaModel) -> ModelInfo:
-    return ModelInfo(model.path, model.path.stat().st_size, model.file_type)
-
-
-def open_pair(
-    name: str | None = None,
-    *,
-    target: Path | str | None = None,
-    draft: Path | str | None = None,
-    params: EngineParams | None = None,
-    draft_params: EngineParams | None = None,
-    share_kv: str = "auto",
-) -> Pair:
-    """Open a pair of models.yaml by name (None: the default one), or two files.
-
-    With ``target``, ``draft`` None is the target alone. A pair from a package is built into
-    the cache on first use. Raises QDraftError for whatever does not work.
-    """
-    from qdraft import registry
-    from qdraft.source import materialize
-
-    if target is None and draft is not None:
-        raise UsageError("a draft needs a target beside it")
-    if target is not None and name is not None:
-        raise UsageError("give either the name of a pair or a target, not both")
-    if target is not None:
-        files = (Path(target), Path(draft) if draft else None)
-        return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
-    threads = (params.n_threads if params else 0) or default_threads()
-    files = materialize(registry.load().find(name), threads=threads)
-    return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
+    n_bytes = sum(part.stat().st_size for part in parts_of(model.path))
+    return ModelInfo(model.path, n_bytes, model.file_type)

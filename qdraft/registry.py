@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
 
 from qdraft.errors import UsageError
 from qdraft.paths import config_dir
@@ -59,22 +61,36 @@ class Registry:
         return self.entries[name]
 
 
-def load(user_file: Path | None = None) -> Registry:
+def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
     """The shipped pairs and the user's own, which win where the names are equal.
 
     The user's file is ``user_file``, else QDRAFT_MODELS, else models.yaml in the user's
-    configuration directory, which may be missing. Raises UsageError for a file that cannot
+    configuration directory, which may be missing; under ``new`` any may. Raises UsageError for
+    a file that cannot
     be read, an unknown key, or an entry that makes no sense.
     """
-    shipped = _read(_shipped())
-    asked = user_file or (
-        Path(os.environ["QDRAFT_MODELS"]) if os.environ.get("QDRAFT_MODELS") else None
-    )
-    path = asked or config_dir() / "models.yaml"
-    if asked is None and not path.exists():
+    shipped = read(_shipped())
+    path = user_path(user_file)
+    if (new or path == config_dir() / "models.yaml") and not path.exists():
         return shipped
-    own = _read(path)
+    own = read(path)
     return Registry({**shipped.entries, **own.entries}, own.default or shipped.default)
+
+
+def user_path(user_file: Path | None = None) -> Path:
+    """The user's models.yaml, which may be missing."""
+    named = os.environ.get("QDRAFT_MODELS")
+    return user_file or (Path(named) if named else config_dir() / "models.yaml")
+
+
+def draft_of(target: Path) -> Path | None:
+    """The draft of a pair of files in the user's models.yaml that has this target; None if none."""
+    for entry in load().entries.values():
+        if entry.source is None and entry.draft and Path(entry.draft).is_file():
+            known = Path(entry.target)
+            if known.is_file() and target.is_file() and known.samefile(target):
+                return Path(entry.draft)
+    return None
 
 
 def _shipped() -> Path:
@@ -84,12 +100,13 @@ def _shipped() -> Path:
     return inside if inside.exists() else package.parent / "models.yaml"
 
 
-def _read(path: Path) -> Registry:
+def read(path: Path) -> Registry:
+    """The pairs of one file. Raises UsageError for one that cannot be read or makes no sense."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = YAML().load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     top = _mapping(
         data if data is not None else {}, str(path), required=(), optional=("default", "pairs")
@@ -147,7 +164,10 @@ def _mapping(
         )
     for key in value:
         if key not in known:
-            raise UsageError(f"{where}: unknown key {key}", hint=f"known keys: {', '.join(known)}")
+            line = f" (line {value.lc.key(key)[0] + 1})" if isinstance(value, CommentedMap) else ""
+            raise UsageError(
+                f"{where}: unknown key {key}{line}", hint=f"known keys: {', '.join(known)}"
+            )
     for key in required:
         if key not in value:
             raise UsageError(f"{where}: the key {key} is missing")

@@ -17,13 +17,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower layers never import higher ones.
 LAYERS = [
     {"errors", "paths"},
+    {"hub"},
     {"types"},
     {"core"},
     {"engine.protocol", "metrics", "registry", "gguf"},
     {"engine", "drafters"},
-    {"decode", "check", "exact", "source"},
+    {"decode", "check", "exact", "source", "models_file"},
     {"text"},
-    {"machine", "generation", "pair", "calibration", "testing"},
+    {"machine", "generation", "pair", "opening", "study", "calibration", "make", "testing"},
     {"render"},
     {"cli"},
     {"__main__"},

@@ -284,7 +284,7 @@ class TestRun:
     def test_a_target_without_a_draft_says_so(self, smollm2: tuple[Path, Path]) -> None:
         result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-n", "4")
         assert result.returncode == 0
-        assert result.stderr.startswith("warning: no draft is given")
+        assert result.stderr.startswith("info: no draft of ")
 
     @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a child")
     def test_interrupt_keeps_the_text_and_shows_the_summary(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from qdraft.engine.extra_buffers import _run_child, ask
-from qdraft.engine.library import build_id, cpu_id, default_threads, library_version
+from qdraft.engine.library import build_id, cpu_id, default_threads, library_version, overload
 from qdraft.engine.llama import LlamaModel
 from qdraft.engine.quantize import Recipe, quantize
 from qdraft.engine.vocab import require_same_vocab
@@ -253,3 +253,14 @@ def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCapture
     with Pair(path, path) as pair:
         assert pair.target_engine.n_ctx == 256
     assert "moe.gguf is a mixture of experts (2 of 4 a token)" in caplog.text
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.5, None), (7.9, None), (9.5, "9.5 on 4 cores")])
+def test_more_load_than_cores_is_said(
+    monkeypatch: pytest.MonkeyPatch, load: float, said: str | None
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    told = overload()
+    assert (said is None) == (told is None)
+    assert said is None or said in str(told)

@@ -120,7 +120,7 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
     endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
     drafted = 0
     for i, prompt in enumerate(PROMPTS):
-        n_predict = 560 if i == 0 else 64
+        n_predict = 500 if i == 0 else 40
         exact = DecodeParams(n_predict=n_predict, draft_policy="fixed", n_draft=8, exact=True)
         text = exact_pair.generate(prompt, endless, exact)
         text.read()

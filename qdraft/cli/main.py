@@ -12,6 +12,9 @@ from typing import Annotated
 import typer
 
 from qdraft import __version__
+from qdraft.cli import models
+from qdraft.cli.inspect import inspect
+from qdraft.cli.make import make
 from qdraft.cli.run import INTERRUPTED, run
 from qdraft.errors import QDraftError
 from qdraft.render.console import LogToTalk, show_line
@@ -25,6 +28,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(make)
+app.command()(inspect)
+app.add_typer(models.app)
 
 
 def _version(asked: bool) -> None:
@@ -49,6 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
     _prepare_streams()
     log = logging.getLogger("qdraft")
     log.addHandler(handler := LogToTalk())
+    log.setLevel(logging.INFO)
     log.propagate = False
     try:
         status = app(args, standalone_mode=False) or 0
@@ -58,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except typer.TyperException as error:
         # Without a command the help page was shown: there is nothing to add to it.
         if message := error.format_message():
-            _fail(message, "qdraft run --help lists the options", error.exit_code)
+            _fail(message, f"qdraft {_command(error)}--help lists the options", error.exit_code)
         status = error.exit_code
     except MemoryError:
         status = _fail("out of memory", "a smaller context (-c) takes less", 1)
@@ -77,6 +84,12 @@ def main(args: Sequence[str] | None = None) -> None:
     if status == INTERRUPTED:
         show_line("warning", "interrupted")
     sys.exit(status)
+
+
+def _command(error: typer.TyperException) -> str:
+    """The subcommand in which the usage error happened, with a space; nothing at the top."""
+    context = getattr(error, "ctx", None)
+    return f"{context.info_name} " if context and context.parent else ""
 
 
 def _prepare_streams() -> None:

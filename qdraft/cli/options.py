@@ -17,54 +17,54 @@ _MODELS, _TEXT, _SAMPLING = "Models", "Prompt and text", "Sampling"
 _DRAFTING, _MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
 
 
-def _option(panel: str, *names: str, help: str, default: str | None = None) -> Any:
+def option(panel: str, *names: str, help: str, default: str | None = None, **kw: Any) -> Any:
     """An option in a panel of the help page; ``default`` says in words what None means."""
     return typer.Option(
-        *names, help=help, rich_help_panel=panel, show_default=default if default else True
+        *names, help=help, rich_help_panel=panel, show_default=default or True, **kw
     )
 
 
-Target = Annotated[Path | None, _option(_MODELS, "-m", "--model", help="Target GGUF file.")]
+Target = Annotated[Path | None, option(_MODELS, "-m", "--model", help="Target GGUF file.")]
 DraftFile = Annotated[
-    Path | None, _option(_MODELS, "-d", "-md", "--model-draft", help="Draft GGUF file.")
+    Path | None, option(_MODELS, "-d", "-md", "--model-draft", help="Draft GGUF file.")
 ]
 PairName = Annotated[
-    str | None, _option(_MODELS, "--pair", help="A pair of models.yaml.", default="its default")
+    str | None, option(_MODELS, "--pair", help="A pair of models.yaml.", default="its default")
 ]
 ModelsFile = Annotated[
     Path | None,
-    _option(_MODELS, "--models-file", help="Your models.yaml, added to the shipped one."),
+    option(_MODELS, "--models-file", help="Your models.yaml, added to the shipped one."),
 ]
-NoDraft = Annotated[bool, _option(_MODELS, "--no-draft", help="Run the target alone.")]
+NoDraft = Annotated[bool, option(_MODELS, "--no-draft", help="Run the target alone.")]
 
-Prompt = Annotated[str | None, _option(_TEXT, "-p", "--prompt", help="The prompt, - for stdin.")]
+Prompt = Annotated[str | None, option(_TEXT, "-p", "--prompt", help="The prompt, - for stdin.")]
 PromptFile = Annotated[
-    str | None, _option(_TEXT, "-f", "--file", help="A file with the prompt, - for stdin.")
+    str | None, option(_TEXT, "-f", "--file", help="A file with the prompt, - for stdin.")
 ]
-System = Annotated[str | None, _option(_TEXT, "-sys", "--system", help="System text of the chat.")]
-Raw = Annotated[bool, _option(_TEXT, "--raw", help="No chat template: continue the prompt.")]
+System = Annotated[str | None, option(_TEXT, "-sys", "--system", help="System text of the chat.")]
+Raw = Annotated[bool, option(_TEXT, "--raw", help="No chat template: continue the prompt.")]
 NPredict = Annotated[
-    int, _option(_TEXT, "-n", "--n-predict", help="Most tokens to generate; -1 is no limit.")
+    int, option(_TEXT, "-n", "--n-predict", help="Most tokens to generate; -1 is no limit.")
 ]
 Stop = Annotated[
-    list[str] | None, _option(_TEXT, "--stop", help="End the text before this string (repeatable).")
+    list[str] | None, option(_TEXT, "--stop", help="End the text before this string (repeatable).")
 ]
 
-Temperature = Annotated[float, _option(_SAMPLING, "--temp", "--temperature", help="0 is greedy.")]
-TopK = Annotated[int, _option(_SAMPLING, "--top-k", help="Keep the k likeliest; 0 is off.")]
-TopP = Annotated[float, _option(_SAMPLING, "--top-p", help="Nucleus; 1 is off.")]
-MinP = Annotated[float, _option(_SAMPLING, "--min-p", help="Share of the likeliest; 0 is off.")]
-TypicalP = Annotated[float, _option(_SAMPLING, "--typical-p", "--typical", help="1 is off.")]
-RepeatPenalty = Annotated[float, _option(_SAMPLING, "--repeat-penalty", help="1 is off.")]
+Temperature = Annotated[float, option(_SAMPLING, "--temp", "--temperature", help="0 is greedy.")]
+TopK = Annotated[int, option(_SAMPLING, "--top-k", help="Keep the k likeliest; 0 is off.")]
+TopP = Annotated[float, option(_SAMPLING, "--top-p", help="Nucleus; 1 is off.")]
+MinP = Annotated[float, option(_SAMPLING, "--min-p", help="Share of the likeliest; 0 is off.")]
+TypicalP = Annotated[float, option(_SAMPLING, "--typical-p", "--typical", help="1 is off.")]
+RepeatPenalty = Annotated[float, option(_SAMPLING, "--repeat-penalty", help="1 is off.")]
 RepeatLastN = Annotated[
     int,
-    _option(_SAMPLING, "--repeat-last-n", help="Window of the penalties; -1 is the whole text."),
+    option(_SAMPLING, "--repeat-last-n", help="Window of the penalties; -1 is the whole text."),
 ]
-PresencePenalty = Annotated[float, _option(_SAMPLING, "--presence-penalty", help="0 is off.")]
-FrequencyPenalty = Annotated[float, _option(_SAMPLING, "--frequency-penalty", help="0 is off.")]
+PresencePenalty = Annotated[float, option(_SAMPLING, "--presence-penalty", help="0 is off.")]
+FrequencyPenalty = Annotated[float, option(_SAMPLING, "--frequency-penalty", help="0 is off.")]
 LogitBias = Annotated[
     list[str] | None,
-    _option(
+    option(
         _SAMPLING,
         "-l",
         "--logit-bias",
@@ -73,7 +73,7 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[
     int,
-    _option(
+    option(
         _SAMPLING,
         "-s",
         "--seed",
@@ -83,7 +83,7 @@ Seed = Annotated[
 
 DrafterName = Annotated[
     str,
-    _option(
+    option(
         _DRAFTING,
         "--drafter",
         help="model, ngram (repetitions in the text), or hybrid (both).",
@@ -91,7 +91,7 @@ DrafterName = Annotated[
 ]
 DraftPolicy = Annotated[
     str,
-    _option(
+    option(
         _DRAFTING,
         "--draft-policy",
         help="auto: as far as it pays by measured costs; fixed; confidence: down to --p-min.",
@@ -99,7 +99,7 @@ DraftPolicy = Annotated[
 ]
 NDraft = Annotated[
     int | None,
-    _option(
+    option(
         _DRAFTING,
         "--n-draft",
         help="Most tokens drafted in a round.",
@@ -108,7 +108,7 @@ NDraft = Annotated[
 ]
 PMin = Annotated[
     float | None,
-    _option(
+    option(
         _DRAFTING,
         "--p-min",
         help="Stop drafting below this top probability.",
@@ -116,14 +116,14 @@ PMin = Annotated[
     ),
 ]
 Verify = Annotated[
-    str, _option(_DRAFTING, "--verify", help="Rejection by block or by token (sampled text).")
+    str, option(_DRAFTING, "--verify", help="Rejection by block or by token (sampled text).")
 ]
 ShareKv = Annotated[
-    str, _option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")
+    str, option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")
 ]
 Exact = Annotated[
     bool,
-    _option(
+    option(
         _DRAFTING,
         "--exact",
         help="Only drafts whose target rows are bit-identical to decoding one token at a time.",
@@ -132,56 +132,52 @@ Exact = Annotated[
 
 CtxSize = Annotated[
     int | None,
-    _option(
+    option(
         _MACHINE, "-c", "--ctx-size",
         help="Context in tokens; 0 is the model's own.", default="4096, or the model's if less",
     ),
 ]  # fmt: skip
 CtxSizeDraft = Annotated[
-    int | None, _option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's.", default="as -c")
+    int | None, option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's.", default="as -c")
 ]
 GpuLayers = Annotated[
     str,
-    _option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto."),
+    option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto."),
 ]
 GpuLayersDraft = Annotated[
-    str, _option(_MACHINE, "-ngld", "--gpu-layers-draft", help="The same for the draft.")
+    str, option(_MACHINE, "-ngld", "--gpu-layers-draft", help="The same for the draft.")
 ]
-MainGpu = Annotated[int, _option(_MACHINE, "-mg", "--main-gpu", help="The main GPU.")]
+MainGpu = Annotated[int, option(_MACHINE, "-mg", "--main-gpu", help="The main GPU.")]
 TensorSplit = Annotated[
-    str | None, _option(_MACHINE, "-ts", "--tensor-split", help="Shares of the GPUs, as 3,1.")
+    str | None, option(_MACHINE, "-ts", "--tensor-split", help="Shares of the GPUs, as 3,1.")
 ]
 Threads = Annotated[
-    int, _option(_MACHINE, "-t", "--threads", help="0 is the physical cores allowed here.")
+    int, option(_MACHINE, "-t", "--threads", help="0 is the physical cores allowed here.")
 ]
 ThreadsBatch = Annotated[
     int,
-    _option(
+    option(
         _MACHINE, "-tb", "--threads-batch", help="Threads for batches (prompt, verify); 0 is as -t."
     ),
 ]
-CacheTypeK = Annotated[
-    str, _option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")
-]
-CacheTypeV = Annotated[
-    str, _option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")
-]
-FlashAttn = Annotated[str, _option(_MACHINE, "-fa", "--flash-attn", help="auto, on or off.")]
-BatchSize = Annotated[int, _option(_MACHINE, "-b", "--batch-size", help="Logical batch.")]
+CacheTypeK = Annotated[str, option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")]
+CacheTypeV = Annotated[str, option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")]
+FlashAttn = Annotated[str, option(_MACHINE, "-fa", "--flash-attn", help="auto, on or off.")]
+BatchSize = Annotated[int, option(_MACHINE, "-b", "--batch-size", help="Logical batch.")]
 UbatchSize = Annotated[
     int | None,
-    _option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch.", default="512, or -b if less"),
+    option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch.", default="512, or -b if less"),
 ]
 
-Json = Annotated[bool, _option(_OUTPUT, "--json", help="One JSON object on stdout.")]
-Quiet = Annotated[bool, _option(_OUTPUT, "--quiet", help="Only the text, errors and --check.")]
-Verbose = Annotated[bool, _option(_OUTPUT, "--verbose", help="llama.cpp's own log on stderr.")]
+Json = Annotated[bool, option(_OUTPUT, "--json", help="One JSON object on stdout.")]
+Quiet = Annotated[bool, option(_OUTPUT, "--quiet", help="Only the text, errors and --check.")]
+Verbose = Annotated[bool, option(_OUTPUT, "--verbose", help="llama.cpp's own log on stderr.")]
 Color = Annotated[
     bool,
-    _option(_OUTPUT, "--color", help="Show draft, bonus, residual and plain target tokens apart."),
+    option(_OUTPUT, "--color", help="Show draft, bonus, residual and plain target tokens apart."),
 ]
 CheckOption = Annotated[
-    bool, _option(_OUTPUT, "--check", help="Compare with the target alone afterwards.")
+    bool, option(_OUTPUT, "--check", help="Compare with the target alone afterwards.")
 ]
 
 
@@ -197,13 +193,18 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if "-" in (prompt, file) or (prompt is None and file is None and piped):
         return _text_of(sys.stdin.buffer.read() if sys.stdin else b"", "standard input")
     if file is not None:
-        try:
-            return _text_of(Path(file).read_bytes(), file)
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+        return read_text_file(Path(file))
     if prompt is None:
         raise UsageError("no prompt", hint='give one with -p "...", -f FILE or on stdin')
     return prompt
+
+
+def read_text_file(path: Path) -> str:
+    """A text file. Raises UsageError where it cannot be read, or is not UTF-8."""
+    try:
+        return _text_of(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _text_of(data: bytes, name: str) -> str:

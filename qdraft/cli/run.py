@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import typer
 
 from qdraft.check import Check
 from qdraft.cli import options as opt
-from qdraft.cli.models import Models, open_models
+from qdraft.cli.opening import Models, open_models
 from qdraft.errors import QDraftError, UsageError
 from qdraft.generation import Generation
 from qdraft.pair import Pair
@@ -114,6 +114,8 @@ def run(
     )  # fmt: skip
     text = opt.read_prompt(prompt, file)
     with open_models(models, engine, draft_engine, quiet=quiet) as opened:
+        if opened.draft is None and opened.can_draft and not no_draft and drafter == "model":
+            params = replace(params, drafter="ngram")  # better than nothing, and it costs nothing
         generation = opened.generate(text, sampling, params, system=system, raw=raw)
         raise typer.Exit(_show(opened, generation, output, greedy=sampling.temperature == 0))
 

@@ -174,7 +174,7 @@ class RecentLoss:
     _N_TOKENS = 200
     _N_ROUNDS = 24  # rounds that the current speed is taken from
 
-    def __init__(self, max_loss: float = 0.0125) -> None:
+    def __init__(self, max_loss: float = 0.008) -> None:
         self._max_loss = max_loss
         self._limit = self._START
         self._recent: deque[tuple[int, float]] = deque(maxlen=self._N_ROUNDS)

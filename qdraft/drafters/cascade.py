@@ -36,10 +36,14 @@ class CascadeDrafter:
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
         n = min(gate.many(self.source, self._model.n_behind(context)), self._model.room(context))
-        repeated = self._ngram.repetition(context, n)
-        if not repeated or not self._model.can_read(context):
+        if n < 1 or not self._model.can_read(context):
             return Draft()
-        rows, n_caught_up = self._model.rows_after(context, repeated)
+        repeated = self._ngram.repetition(context, n)
+        if not repeated:
+            return Draft()
+        n_caught_up = self._model.catch_up(context)
+        n_good = self._model.engine.n_past
+        rows = self._model.rows_after(context, repeated)
         tokens: list[int] = []
         probs: list[Distribution] = []
         confidence: list[float] = []
@@ -66,7 +70,8 @@ class CascadeDrafter:
             dropped = True
         # Cells of repetitions that were not offered are of other tokens than the text's.
         n_kept = sum(t == r for t, r in zip(tokens, repeated, strict=False))
-        self._model.engine.truncate(len(context) + n_kept)
+        # After bad logits none of this round's cells are trusted.
+        self._model.engine.truncate(n_good if dropped else len(context) + n_kept)
         return Draft(
             tuple(tokens),
             None if sampler.greedy else tuple(probs),

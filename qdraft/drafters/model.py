@@ -61,7 +61,7 @@ class ModelDrafter:
         room = self.room(context)
         if room < 1 or not self.can_read(context):
             return Draft()
-        n_caught_up = self._catch_up(context)
+        n_caught_up = self.catch_up(context)
         n_good = self.engine.n_past
         feed = context[n_good:]
         tokens: list[int] = []
@@ -113,15 +113,14 @@ class ModelDrafter:
         """False for a text with tokens that only the target's vocabulary has."""
         return self._n_own_vocab >= self._n_vocab or max(context) < self._n_own_vocab
 
-    def rows_after(self, context: Sequence[int], tokens: Sequence[int]) -> tuple[Row, int]:
+    def rows_after(self, context: Sequence[int], tokens: Sequence[int]) -> Row:
         """Rows for each of ``tokens`` after ``context``, in one batch, shape [n, n_vocab].
 
-        Row i is of the distribution of token i. Also returns how many tokens had to be read first.
+        Row i is of the distribution of token i.
         """
-        n_caught_up = self._catch_up(context)
         feed = [*context[self.engine.n_past :], *tokens[:-1]]
         rows = self.engine.eval(feed, len(tokens))
-        return np.stack([self._fit(row) for row in rows]), n_caught_up
+        return np.stack([self._fit(row) for row in rows])
 
     def accept(self, n_accepted: int, context: Sequence[int]) -> None:
         # All but the last token of the new context is known to be cached correctly, as far
@@ -145,7 +144,7 @@ class ModelDrafter:
             )
         return room
 
-    def _catch_up(self, context: Sequence[int]) -> int:
+    def catch_up(self, context: Sequence[int]) -> int:
         """Bring the cache up to the text but its last token, or close to it.
 
         Returns the number of tokens that are read, or copied as a whole prompt, for that.

@@ -131,6 +131,21 @@ def default_threads() -> int:
     return max(1, min(_physical_cores(allowed), quota or len(allowed)))
 
 
+def overload() -> str | None:
+    """In words, that other programs want more than this machine has; None where they do not.
+
+    Two OpenMP threads that have to share a core can take a hundred times as long for a token.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        return None
+    cores = os.cpu_count() or 1
+    if load <= 2 * cores:  # a text of ours that has just ended counts for as much as the cores
+        return None
+    return f"the load of this machine is {load:.1f} on {cores} cores: times will say little"
+
+
 def _allowed_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))

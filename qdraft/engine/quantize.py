@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ Progress = Callable[[int, int], None]
 
 _TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FALLBACK_LINE = re.compile(r"WARNING: (\d+) of \d+ tensor\(s\) required fallback")
+_SIZE_LINE = re.compile(r"quant size\s*=\s*([\d.]+) MiB \(([\d.]+) BPW\)")
+_NEEDS_LINE = "will require an imatrix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,20 @@ class Quantized:
     path: Path
     file_type: str
     n_bytes: int
+    bits_per_weight: float
     n_fallback: int
     types: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a quantization would give: bytes of weights, and whether it needs a matrix."""
+
+    file_type: str
+    n_bytes: int
+    bits_per_weight: float
+    n_fallback: int
+    needs_matrix: bool
 
 
 def file_types() -> dict[str, int]:
@@ -92,18 +107,40 @@ def quantize(
     ``progress`` is called with (tensors done, tensors in all). Raises EngineError when llama.cpp
     fails; ``path`` is then as it was.
     """
-    told = json.dumps(asdict(recipe), default=str)
     with new_file(path) as part:
-        args = (str(source), str(part), str(threads), told)
-        n_fallback = _run(command(__name__, *args), progress)
+        end = _run(source, part, recipe, threads, progress)
         types = _matrix_types(part)
-    return Quantized(path, recipe.file_type, path.stat().st_size, n_fallback, types)
+    size = path.stat().st_size
+    bits = float(end["bits_per_weight"])
+    return Quantized(path, recipe.file_type, size, bits, int(end["n_fallback"]), types)
 
 
-def _run(arguments: list[str], progress: Progress | None) -> int:
-    """Run the child, pass its progress on, and return how many tensors fell back."""
+def plan(source: Path, recipe: Recipe) -> Planned:
+    """What ``quantize`` would give, without writing anything. Raises EngineError likewise."""
+    with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
+        end = _run(source, Path(folder) / "none.gguf", recipe, 1, None, dry_run=True)
+    return Planned(
+        recipe.file_type,
+        round(float(end["mib"]) * 2**20),
+        float(end["bits_per_weight"]),
+        int(end["n_fallback"]),
+        bool(end["needs_matrix"]),
+    )
+
+
+def _run(
+    source: Path,
+    path: Path,
+    recipe: Recipe,
+    threads: int,
+    progress: Progress | None,
+    *,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Run the child, pass its progress on, and return what it told at the end."""
+    told = json.dumps({**asdict(recipe), "dry_run": dry_run}, default=str)
     child = subprocess.Popen(
-        arguments,
+        command(__name__, str(source), str(path), str(threads), told),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -111,13 +148,13 @@ def _run(arguments: list[str], progress: Progress | None) -> int:
     )
     assert child.stdout is not None
     assert child.stderr is not None
-    last: dict[str, object] = {}
+    last: dict[str, Any] = {}
     try:
         for line in child.stdout:
             last = json.loads(line)
             if progress and "done" in last:
-                progress(int(str(last["done"])), int(str(last["of"])))
-        told = child.stderr.read()
+                progress(last["done"], last["of"])
+        said = child.stderr.read()
         status = child.wait()
     finally:
         child.kill()
@@ -125,9 +162,9 @@ def _run(arguments: list[str], progress: Progress | None) -> int:
         child.stdout.close()
         child.stderr.close()
     if status or "n_fallback" not in last:
-        reason = last.get("error") or (told.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(f"llama.cpp could not quantize {arguments[3]}: {reason}")
-    return int(str(last["n_fallback"]))
+        reason = last.get("error") or (said.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineError(f"llama.cpp could not quantize {source}: {reason}")
+    return last
 
 
 def _matrix_types(path: Path) -> dict[str, int]:
@@ -151,15 +188,17 @@ def main(args: list[str]) -> int:
     recipe = json.loads(told)
     lib = native()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    n_fallback = 0
+    end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
 
     def tell(record: logging.LogRecord) -> bool:
-        nonlocal n_fallback
         message = record.getMessage()
         if found := _TENSOR_LINE.search(message):
             print(json.dumps({"done": int(found[1]), "of": int(found[2])}), flush=True)
         if found := _FALLBACK_LINE.search(message):
-            n_fallback = int(found[1])
+            end["n_fallback"] = int(found[1])
+        if found := _SIZE_LINE.search(message):
+            end["mib"], end["bits_per_weight"] = found[1], found[2]
+        end["needs_matrix"] |= _NEEDS_LINE in message
         return False
 
     log.setLevel(logging.DEBUG)
@@ -167,10 +206,10 @@ def main(args: list[str]) -> int:
     params = lib.llama_model_quantize_default_params()
     params.nthread = int(threads)
     params.allow_requantize = True
+    params.dry_run = recipe["dry_run"]
     _keep = _fill(params, recipe, lib)
     status = int(lib.llama_model_quantize(source.encode(), path.encode(), params))
-    end = {"error": native_error()} if status else {"n_fallback": n_fallback}
-    print(json.dumps(end), flush=True)
+    print(json.dumps({"error": native_error()} if status else end), flush=True)
     return status
 
 

@@ -18,6 +18,7 @@ THEME = Theme(
     {
         "error": "bold red",
         "warning": "bold yellow",
+        "info": "cyan",
         "hint": "cyan",
         "label": "dim",
         # Told apart without colour too: plain, underlined, reversed.
@@ -32,6 +33,11 @@ THEME = Theme(
 def talk_console() -> Console:
     """stderr; honours NO_COLOR, emits no escape codes in a pipe."""
     return Console(stderr=True, theme=THEME, highlight=False, emoji=False, markup=False)
+
+
+def table_console() -> Console:
+    """stdout, for figures that can be piped; no escape codes in a pipe."""
+    return Console(theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def show_line(kind: str, message: str) -> None:

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from qdraft.engine.quantize import Quantized
 from qdraft.render.console import talk_console
+
+
+class _Rate(ProgressColumn):
+    """Steps a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None or task.total == 1 else f"{task.speed:.1f}/s")
 
 
 class Bars:
@@ -24,9 +40,11 @@ class Bars:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
+            _Rate(),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
+            redirect_stdout=False,  # what is piped from stdout is no talk
             disable=quiet or not self._console.is_terminal,
         )
 
@@ -45,7 +63,10 @@ class Bars:
             self._progress.stop()
 
     def building(self, name: str, done: int, of: int) -> None:
-        what = f"building {name}"
+        self.step(f"building {name}", done, of)
+
+    def step(self, what: str, done: float, of: float) -> None:
+        """Progress of whatever takes long."""
         if what not in self._tasks and not (self._quiet or self._console.is_terminal):
             self._console.print(what)
         self._step(what, done, of)

@@ -33,13 +33,13 @@ def summary_view(
 ) -> RenderableType:
     """A few lines that stay below 80 columns; ``seed`` None where nothing was drawn."""
     lines = [
-        _line(
+        line(
             "text",
             f"{summary.n_tokens} tokens, {_ENDS[reason]}",
             f"prompt {summary.n_prompt} tokens",
             "" if seed is None else f"seed {seed}",
         ),
-        _line(
+        line(
             "speed",
             _figure(summary.tokens_per_second, ".1f", " t/s"),
             f"first token after {_figure(summary.ttft_s, '.2f', ' s')}",
@@ -47,7 +47,7 @@ def summary_view(
     ]
     if summary.n_drafted:
         lines += [
-            _line(
+            line(
                 "draft",
                 f"alpha {_figure(summary.alpha, '.3f')}",
                 f"draft yield {_figure(summary.draft_yield, '.3f')}",
@@ -58,9 +58,9 @@ def summary_view(
         ]
     if len(summary.sources) > 1:
         parts = (f"{s} {n['n_accepted']} of {n['n_tested']}" for s, n in summary.sources.items())
-        lines.append(_line("sources", *parts))
+        lines.append(line("sources", *parts))
     lines.append(
-        _line(
+        line(
             "time",
             f"draft {summary.draft_s:.2f} s",
             f"verify {summary.verify_s:.2f} s",
@@ -68,13 +68,13 @@ def summary_view(
         )
     )
     if summary.n_dropped:
-        lines.append(_line("dropped", f"{summary.n_dropped} drafts with bad logits"))
+        lines.append(line("dropped", f"{summary.n_dropped} drafts with bad logits"))
     if exactness:
-        lines += _wrapped("exact", _exact(exactness))
+        lines += wrapped("exact", _exact(exactness))
     if summary.verdict:
-        lines += _wrapped("verdict", summary.verdict)
+        lines += wrapped("verdict", summary.verdict)
     if doubts := _doubts(summary):
-        lines += _wrapped("doubt", "; ".join(doubts))
+        lines += wrapped("doubt", "; ".join(doubts))
     return Group(*lines)
 
 
@@ -109,29 +109,30 @@ def check_view(check: Check, *, greedy: bool) -> RenderableType:
     noise = "" if check.noise is None else f"measured noise {check.noise:.2g}"
     if check.same:
         what = "same as the target alone" if greedy else "every token is in the target's support"
-        return _line("check", what, noise)
+        return line("check", what, noise)
     cause = "numerics explain it" if check.explained else "numerics do not explain it: a bug"
-    return _line(
+    return line(
         "check", f"forked at token {check.fork}", f"margin {check.margin:.2g}", noise, cause
     )
 
 
-def _line(label: str, *parts: str) -> Text:
+def line(label: str, *parts: str) -> Text:
+    """One line: a label, and the parts that are not empty."""
     text = Text(f"{label:<8} ", style="label")
     return text.append(", ".join(p for p in parts if p), style="default not dim")
 
 
-def _wrapped(label: str, sentence: str) -> list[Text]:
+def wrapped(label: str, sentence: str) -> list[Text]:
     """A sentence on lines of at most 79 columns."""
-    first, *rest = textwrap.wrap(sentence, 79 - 9)
-    return [_line(label, first), *(_line("", line) for line in rest)]
+    first, *rest = textwrap.wrap(sentence, 79 - 9) or [""]
+    return [line(label, first), *(line("", more) for more in rest)]
 
 
 def _histogram(counts: tuple[int, ...]) -> list[Text]:
     """Rounds by number of accepted tokens, as bars."""
     most = max(counts)
     return [
-        _line(
+        line(
             "accepted" if n == 0 else "",
             f"{n:>2} {'#' * round(_BAR * count / most):<{_BAR}} {count}",
         )

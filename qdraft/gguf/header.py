@@ -1,0 +1,250 @@
+"""The header of a GGUF file: metadata and tensor table, read without trusting any of its numbers.
+
+The gguf package maps the file and believes its counts; here every length, count and offset is
+held against the file's size before anything is read or allocated. No weights are touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from qdraft.errors import ModelFileError
+from qdraft.gguf.identify import require_gguf
+
+_FORMATS = {  # by the value types of gguf.h
+    kind: struct.Struct(form)
+    for kind, form in {
+        0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
+        10: "<Q", 11: "<q", 12: "<d",
+    }.items()
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_SHORT = 64  # elements up to which an array is kept; longer ones are told by length and digest
+_MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 26
+_MAX_DIMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LongArray:
+    """An array that is too long to keep: how many elements, and the SHA-256 of its bytes."""
+
+    n: int
+    sha256: str
+
+
+Value: TypeAlias = "int | float | bool | str | tuple[Value, ...] | LongArray"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of the tensor table. ``n_bytes`` is None for a type that is not known here."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    n_bytes: int | None
+    offset: int
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the weights; ``data_start`` is where those begin."""
+
+    path: Path
+    n_bytes: int
+    version: int
+    metadata: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+    data_start: int
+
+    def text(self, key: str) -> str:
+        """A string of the metadata; empty where it is missing or something else."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+    def number(self, key: str) -> int | None:
+        """A whole number of the metadata; the first one where it is given by layer."""
+        value = self.metadata.get(key)
+        if isinstance(value, tuple) and value:
+            value = value[0]
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def read_header(path: Path, *, n_texts: int | None = None) -> Header:
+    """Read the header of one file. Raises ModelFileError for whatever is wrong with it.
+
+    ``n_texts``: the digest of a long array of texts is that of so many of them, if it has more.
+    Time and memory are bounded by the size of the header, not by what it claims.
+    """
+    require_gguf(path)
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            return _read(path, _Reader(file, size, n_texts), size)
+    except _Broken as broken:
+        raise ModelFileError(
+            f"{path} is a damaged GGUF: {broken}", hint="download it again, or make it again"
+        ) from None
+
+
+class _Broken(Exception):
+    """Something in the file that cannot be."""
+
+
+class _Reader:
+    """Reads what is there, and says so where it is not."""
+
+    _STEP = 1 << 20
+
+    def __init__(self, file: BinaryIO, size: int, n_texts: int | None = None) -> None:
+        self._file = file
+        self._n_texts = n_texts
+        self._size = size
+        self._data = bytearray()  # the file from its start, as far as it was needed
+        self.place = 0
+
+    def need(self, n: int) -> None:
+        """Have ``n`` more bytes at ``place``."""
+        if n > self._size - self.place:
+            raise _Broken(f"it ends at byte {self._size}, within its header")
+        while len(self._data) < self.place + n:
+            more = self._file.read(max(self._STEP, self.place + n - len(self._data)))
+            if not more:
+                raise _Broken("it became shorter while it was read")
+            self._data += more
+
+    def bytes(self, n: int) -> bytes:
+        self.need(n)
+        self.place += n
+        return bytes(self._data[self.place - n : self.place])
+
+    def value(self, kind: int) -> int | float | bool:
+        form = _FORMATS[kind]
+        self.need(form.size)
+        (value,) = form.unpack_from(self._data, self.place)
+        self.place += form.size
+        found: int | float | bool = value
+        return found
+
+    def count(self, what: str, least_bytes: int) -> int:
+        """A number of things that take at least ``least_bytes`` each in the rest of the file."""
+        n = int(self.value(10))
+        if n * least_bytes > self._size - self.place:
+            raise _Broken(f"it claims {n} {what}, more than it has room for")
+        return n
+
+    def string(self, most: int) -> str:
+        n = self.count("bytes of text", 1)
+        if n > most:
+            raise _Broken(f"it has a text of {n} bytes where {most} are the most")
+        return self.bytes(n).decode("utf-8", "replace")
+
+    def skip_strings(self, n: int) -> str:
+        """Go past ``n`` texts, hundreds of thousands in a vocabulary; their SHA-256."""
+        start = place = self.place
+        counted = 0
+        unpack = _FORMATS[10].unpack_from
+        known = len(self._data) - 8
+        for i in range(n):
+            if i == self._n_texts:
+                counted = place
+            if place > known:
+                self.place = place
+                self.need(8)
+                known = len(self._data) - 8
+            (length,) = unpack(self._data, place)
+            if length > _MAX_NAME:
+                raise _Broken(f"it has a text of {length} bytes in an array")
+            place += 8 + length
+        self.place = start
+        self.need(place - start)
+        self.place = place
+        return hashlib.sha256(memoryview(self._data)[start : counted or place]).hexdigest()
+
+
+def _read(path: Path, reader: _Reader, size: int) -> Header:
+    reader.bytes(4)
+    version = int(reader.value(4))
+    if version not in (2, 3):
+        raise ModelFileError(f"{path} is a GGUF of version {version}: 2 and 3 are known")
+    n_tensors = reader.count("tensors", 24)
+    n_keys = reader.count("keys", 13)
+    metadata: dict[str, Value] = {}
+    for _ in range(n_keys):
+        key = reader.string(_MAX_NAME)
+        if key in metadata:
+            raise _Broken(f"the key {key} is there twice")
+        metadata[key] = _value(reader, int(reader.value(4)))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+        raise _Broken(f"its alignment is {alignment!r}")
+    tensors: dict[str, Tensor] = {}
+    for _ in range(n_tensors):
+        tensor = _tensor(reader)
+        if tensor.name in tensors:
+            raise _Broken(f"the tensor {tensor.name} is there twice")
+        if tensor.offset % alignment:
+            raise _Broken(f"the tensor {tensor.name} is not aligned")
+        tensors[tensor.name] = tensor
+    data_start = -(-reader.place // alignment) * alignment
+    for tensor in tensors.values():
+        end = data_start + tensor.offset + (tensor.n_bytes or 0)
+        if end > size:
+            raise ModelFileError(
+                f"{path} is cut off: {tensor.name} ends at byte {end}, the file at {size}",
+                hint="the download did not finish: get it again",
+            )
+    return Header(path, size, version, metadata, tuple(tensors.values()), data_start)
+
+
+def _value(reader: _Reader, kind: int, *, depth: int = 0) -> Value:
+    if kind in _FORMATS:
+        return reader.value(kind)
+    if kind == _STRING:
+        return reader.string(_MAX_TEXT)
+    if kind != _ARRAY or depth:
+        raise _Broken(f"it has a value of the unknown type {kind}")
+    of = int(reader.value(4))
+    if of in _FORMATS:
+        size = _FORMATS[of].size
+        n = reader.count("numbers", size)
+        if n <= _SHORT:
+            return tuple(reader.value(of) for _ in range(n))
+        return LongArray(n, hashlib.sha256(reader.bytes(n * size)).hexdigest())
+    if of != _STRING:
+        raise _Broken(f"it has an array of the unknown type {of}")
+    n = reader.count("texts", 8)
+    if n <= _SHORT:
+        return tuple(reader.string(_MAX_NAME) for _ in range(n))
+    return LongArray(n, reader.skip_strings(n))
+
+
+def _tensor(reader: _Reader) -> Tensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = reader.string(_MAX_NAME)
+    n_dims = int(reader.value(4))
+    if n_dims > _MAX_DIMS:
+        raise _Broken(f"the tensor {name} has {n_dims} dimensions")
+    shape = tuple(int(reader.value(10)) for _ in range(n_dims)) or (1,)
+    if not 0 < math.prod(shape) < 1 << 63:
+        raise _Broken(f"the tensor {name} is of the shape {shape}")
+    kind, offset = int(reader.value(4)), int(reader.value(10))
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        return Tensor(name, shape, f"type {kind}", None, offset)
+    block, n_bytes = GGML_QUANT_SIZES[known]
+    if shape[0] % block:
+        raise _Broken(f"the tensor {name} has rows of {shape[0]}, not whole blocks of {known.name}")
+    return Tensor(name, shape, known.name, math.prod(shape) // block * n_bytes, offset)

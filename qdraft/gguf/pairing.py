@@ -1,0 +1,198 @@
+"""Do two files belong together? The same model in two quantizations, or something less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.gguf.facts import Facts
+from qdraft.gguf.header import Header, LongArray, Tensor, read_header
+
+_T = TypeVar("_T")
+
+SAME_MODEL, SAME_VOCABULARY, INCOMPATIBLE = "same-model", "same-vocabulary", "incompatible"
+
+# Relative error of a row that quantizing to a type leaves, by bits a weight: about twice what is
+# seen on real weights, so that what goes beyond it is another model and not rounding.
+_ERROR_BY_BITS = (
+    (1.9, 1.2), (2.5, 0.9), (3.0, 0.7), (4.0, 0.4), (5.0, 0.25), (6.0, 0.12), (7.0, 0.06),
+    (9.0, 0.02), (17.0, 0.005), (33.0, 0.0005),
+)  # fmt: skip
+_N_TENSORS, _N_ROWS = 6, 4
+_DECISIVE = ("bos", "eos", "eot")  # what the loaded vocabularies are compared by
+_NORM_ERROR = 1e-2  # vectors stay F32 or F16 in every file: they hardly move
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which two files differ."""
+
+    what: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """``verdict`` is same-model, same-vocabulary or incompatible; ``differences`` say why.
+
+    ``weights_error`` is the largest relative difference of the rows that were compared, None
+    where the shapes already differ.
+    """
+
+    verdict: str
+    differences: tuple[Difference, ...]
+    weights_error: float | None = None
+
+
+def compare(first: Facts, second: Facts) -> Pairing:
+    """Compare by metadata, and by a few rows of the weights where that leaves no difference."""
+    vocabulary = _differences(
+        first,
+        second,
+        {
+            "vocabulary type": lambda f: f.vocabulary,
+            "special tokens": lambda f: _text({k: f.special.get(k) for k in _DECISIVE}),
+        },
+    )
+    if not _same_tokens(first, second):
+        told = (f"{f.n_vocab} ({f.tokens_sha256[:12]})" for f in (first, second))
+        vocabulary = (*vocabulary, Difference("tokens", *told))
+    model = _differences(
+        first,
+        second,
+        {
+            "kind": lambda f: f.kind,
+            "architecture": lambda f: f.architecture,
+            "layers": lambda f: str(f.n_layers),
+            "embedding width": lambda f: str(f.n_embd),
+            "feed-forward width": lambda f: str(f.n_ff),
+            "heads": lambda f: str(f.n_head),
+            "KV heads": lambda f: str(f.n_head_kv),
+            "sliding window": lambda f: str(f.sliding_window),
+            "experts": lambda f: f"{f.n_experts_used} of {f.n_experts}",
+            "rope base": lambda f: str(f.rope.get("rope.freq_base", 10000.0)),
+        },
+    )
+    # These change how a text is written, not whether the two can pair.
+    template = _differences(
+        first,
+        second,
+        {
+            "vocabulary size": lambda f: str(f.n_vocab),
+            "other special tokens": lambda f: _text(
+                {k: token for k, token in f.special.items() if k not in _DECISIVE}
+            ),
+            "add BOS": lambda f: str(f.add_bos),
+            "rope": lambda f: _text({k: x for k, x in f.rope.items() if k != "rope.freq_base"}),
+            "chat template": lambda f: f.chat_template[:60],
+        },
+    )
+    runs = first.kind == second.kind == "model"
+    if vocabulary or not runs:
+        return Pairing(INCOMPATIBLE, (*vocabulary, *model, *template))
+    if model:
+        return Pairing(SAME_VOCABULARY, (*model, *template))
+    error, where = weights_error(first.parts, second.parts)
+    if where:
+        differs = Difference(f"weights of {where}", "", f"off by {error:.0%}")
+        return Pairing(SAME_VOCABULARY, (differs, *template), error)
+    return Pairing(SAME_MODEL, template, error)
+
+
+def _same_tokens(first: Facts, second: Facts) -> bool:
+    """Equal as far as both go: what one has beyond the other is checked when they are loaded."""
+    if first.tokens_sha256 == second.tokens_sha256:
+        return True
+    if first.n_vocab == second.n_vocab or not (first.n_vocab and second.n_vocab):
+        return False
+    n = min(first.n_vocab, second.n_vocab)
+    key = "tokenizer.ggml.tokens"
+    both = [read_header(f.path, n_texts=n).metadata.get(key) for f in (first, second)]
+    digests = [tokens.sha256 for tokens in both if isinstance(tokens, LongArray)]
+    return len(digests) == 2 and digests[0] == digests[1]
+
+
+def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float | None, str]:
+    """The largest relative difference of a few rows, and the tensor that goes beyond rounding.
+
+    All norms of some layers, which no quantization touches, and rows of some matrices, against
+    the error that their types explain. The name is empty where everything is explained, the
+    error None where no row could be compared. Each model is given by all of its parts.
+    """
+    tables = [
+        {t.name: (header, t) for header in map(read_header, parts) for t in header.tensors}
+        for parts in (first, second)
+    ]
+    names = [name for name in tables[0] if name in tables[1]]
+    dims = {name: len(tables[0][name][1].shape) for name in names}
+    vectors = _spread([name for name in names if dims[name] == 1], 4 * _N_TENSORS)
+    matrices = _spread([name for name in names if dims[name] == 2], _N_TENSORS)
+    worst: float | None = None
+    where = ""
+    for name in (*vectors, *matrices):
+        pair = [table[name][1] for table in tables]
+        if pair[0].shape != pair[1].shape:
+            return 1.0, name
+        rows = [_rows(*table[name]) for table in tables]
+        if rows[0] is None or rows[1] is None:
+            continue
+        size = np.linalg.norm(rows[0]) or 1.0
+        error = float(np.linalg.norm(rows[0] - rows[1]) / size)
+        explained = sum(_explained(t) for t in pair) if len(pair[0].shape) > 1 else _NORM_ERROR
+        worst = max(worst or 0.0, error)
+        if not error <= explained and not where:
+            where = name
+    return worst, where
+
+
+def _rows(header: Header, tensor: Tensor) -> NDArray[np.float32] | None:
+    """Some rows, spread over a tensor, as floats; None for a type that is not known."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    if tensor.n_bytes is None:
+        return None
+    n_rows = tensor.n_elements // tensor.shape[0]
+    row_bytes = tensor.n_bytes // max(1, n_rows)
+    kind = GGMLQuantizationType[tensor.type]
+    found = []
+    with header.path.open("rb") as file:
+        for row in _spread(range(n_rows), _N_ROWS):
+            file.seek(header.data_start + tensor.offset + row * row_bytes)
+            data = np.frombuffer(file.read(row_bytes), dtype=np.uint8)
+            plain = {"F32": np.float32, "F16": np.float16}.get(tensor.type)
+            try:
+                values = data.view(plain) if plain else dequantize(data[None], kind).ravel()
+            except NotImplementedError:
+                return None
+            found.append(values.astype(np.float32))
+    return np.concatenate(found)
+
+
+def _explained(tensor: Tensor) -> float:
+    assert tensor.n_bytes is not None
+    bits = 8 * tensor.n_bytes / tensor.n_elements
+    return next(error for limit, error in _ERROR_BY_BITS if bits <= limit or limit > 32)
+
+
+def _spread(items: Sequence[_T], n: int) -> list[_T]:
+    """At most ``n`` of the items, evenly from the first to the last."""
+    if len(items) <= n:
+        return list(items)
+    return [items[i * (len(items) - 1) // (n - 1)] for i in range(n)]
+
+
+def _differences(
+    first: Facts, second: Facts, of: dict[str, Callable[[Facts], str]]
+) -> tuple[Difference, ...]:
+    told = ((what, text(first), text(second)) for what, text in of.items())
+    return tuple(Difference(what, a, b) for what, a, b in told if a != b)
+
+
+def _text(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))

@@ -1,0 +1,38 @@
+"""Opening a pair by its name in models.yaml, or two files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qdraft import registry
+from qdraft.engine.library import default_threads
+from qdraft.errors import UsageError
+from qdraft.pair import Pair
+from qdraft.source import materialize
+from qdraft.types import EngineParams
+
+
+def open_pair(
+    name: str | None = None,
+    *,
+    target: Path | str | None = None,
+    draft: Path | str | None = None,
+    params: EngineParams | None = None,
+    draft_params: EngineParams | None = None,
+    share_kv: str = "auto",
+) -> Pair:
+    """Open a pair of models.yaml by name (None: the default one), or two files.
+
+    With ``target``, ``draft`` None is the target alone. A pair from a package is built into
+    the cache on first use. Raises QDraftError for whatever does not work.
+    """
+    if target is None and draft is not None:
+        raise UsageError("a draft needs a target beside it")
+    if target is not None and name is not None:
+        raise UsageError("give either the name of a pair or a target, not both")
+    if target is not None:
+        files = (Path(target), Path(draft) if draft else None)
+        return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
+    threads = (params.n_threads if params else 0) or default_threads()
+    files = materialize(registry.load().find(name), threads=threads)
+    return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)

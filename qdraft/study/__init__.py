@@ -1,0 +1,1 @@
+"""Studies: what is measured on models, machines and texts."""

@@ -1,0 +1,117 @@
+"""Downloads from a stand-in for the hub's HTTP interface."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import tiny
+from test_cli import qdraft
+
+from qdraft.errors import UsageError
+from qdraft.hub import choose
+
+FILES = ["README.md", "m-F16.gguf", "m-Q4_0.gguf", "mmproj-F16.gguf"]
+SPLIT = ["big/m-Q8_0-00001-of-00002.gguf", "big/m-Q8_0-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "chosen"),
+    [
+        (FILES, "Q4_0", ["m-Q4_0.gguf"]),
+        (FILES, "q4_0", ["m-Q4_0.gguf"]),
+        (FILES, "F16", ["m-F16.gguf"]),
+        (FILES, "mmproj-F16.gguf", ["mmproj-F16.gguf"]),
+        ([*FILES, *SPLIT], "Q8_0", SPLIT),
+        ([*FILES, *SPLIT], SPLIT[1], SPLIT),
+        (["a/only.gguf", "x.txt"], None, ["a/only.gguf"]),
+    ],
+)
+def test_choice(files: list[str], wanted: str | None, chosen: list[str]) -> None:
+    assert choose(files, wanted) == chosen
+
+
+@pytest.mark.parametrize(("files", "wanted"), [(FILES, None), (FILES, "Q2_K"), (["a.txt"], "Q4_0")])
+def test_no_choice(files: list[str], wanted: str | None) -> None:
+    with pytest.raises(UsageError):
+        choose(files, wanted)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    """One repository, owner/tiny, with one file of each kind."""
+    pytest.importorskip("huggingface_hub")
+    content = {
+        "README.md": b"# tiny\n",
+        "tiny-F32.gguf": tiny.windowed(tmp_path / "a.gguf").read_bytes(),
+        "broken-Q4_0.gguf": b"<!DOCTYPE html>",
+    }
+    sha = "a" * 40
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            path = self.path.split("?")[0]
+            name = path.rsplit("/", 1)[-1]
+            if path.startswith("/api/models/owner/tiny"):
+                siblings = [{"rfilename": file} for file in content]
+                data = json.dumps({"id": "owner/tiny", "sha": sha, "siblings": siblings}).encode()
+                self.reply(200, data, body, {"Content-Type": "application/json"})
+            elif path.startswith(f"/owner/tiny/resolve/{sha}/") and name in content:
+                etag = hashlib.sha256(content[name]).hexdigest()
+                self.reply(200, content[name], body, {"X-Repo-Commit": sha, "ETag": f'"{etag}"'})
+            else:
+                self.reply(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
+
+        def reply(self, status: int, data: bytes, body: bool, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_pull(hub: str, tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = qdraft("models", "pull", "owner/tiny:F32", **env)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.read_bytes() == (tmp_path / "a.gguf").read_bytes()
+    told = json.loads(qdraft("models", "pull", "owner/tiny:F32", "--json", **env).stdout)
+    assert (told["files"], told["architecture"]) == ([str(path)], "gemma3")
+    found = json.loads(qdraft("models", "scan", "--json", **env).stdout)
+    assert found["unreadable"] == []
+    for args, status, message in (
+        ("owner/tiny", 2, "which model is meant"),
+        ("owner/tiny:Q2_K", 2, "no Q2_K in this repository"),
+        ("owner/none:F32", 2, "no repository owner/none"),
+        ("owner/tiny:Q4_0", 3, "is a web page"),
+        ("not a name", 2, "no name of a repository"),
+    ):
+        failed = qdraft("models", "pull", args, **env)
+        assert failed.returncode == status, failed.stderr
+        assert message in " ".join(failed.stderr.split())
+    dead = qdraft("models", "pull", "owner/tiny", **{**env, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert dead.returncode == 1
+    assert "the hub cannot be reached" in dead.stderr

@@ -1,0 +1,306 @@
+"""`qdraft make`: a draft from a target, measured, registered, and nothing of the user's lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from fakes import engine
+from test_cli import qdraft as invoke
+from test_schedule import Clock
+
+from qdraft import models_file, registry
+from qdraft.cli.make import beside, parse_layers, parse_tensor_types
+from qdraft.core.costmodel import speedup
+from qdraft.engine.quantize import Recipe, plan, quantize
+from qdraft.errors import UsageError
+from qdraft.render.made import recipe_name
+from qdraft.study.overlap import overlap
+from qdraft.study.search import WIDTHS, best, measure_costs, recipes
+from qdraft.testing import FakeCourier, FakeEngine
+
+
+class TestOverlap:
+    TEXTS = ((3, [1, 0, 2, 4, 5, 1, 2, 3]), (2, [2, 1, 3, 3, 0]))
+
+    def test_a_model_with_itself(self) -> None:
+        found = overlap(engine(), engine(), self.TEXTS)
+        assert (found.n, found.same_top) == (5 + 3, 1.0)
+        assert found.sum_min == pytest.approx(1.0)
+
+    def test_the_figures_are_those_of_the_distributions(self) -> None:
+        target, draft = engine(), engine(blend=0.5)
+        found = overlap(target, draft, self.TEXTS)
+        same, shares = [], []
+        for n_prompt, tokens in self.TEXTS:
+            for n in range(n_prompt, len(tokens)):
+                rows = [np.asarray(e._logits_fn(tuple(tokens[:n]))) for e in (target, draft)]
+                p, q = (np.exp(r) / np.exp(r).sum() for r in rows)
+                same.append(p.argmax() == q.argmax())
+                shares.append(np.minimum(p, q).sum())
+        assert found.same_top == np.mean(same)
+        assert found.sum_min == pytest.approx(np.mean(shares), abs=1e-6)
+        assert found.sum_min_error == pytest.approx(np.std(shares, ddof=1) / 8**0.5, abs=1e-6)
+        assert 0.3 < found.sum_min < 0.99
+
+    def test_shared_cells_are_copied_before_each_place(self) -> None:
+        target, draft = engine(), engine(blend=0.5)
+        courier = FakeCourier(target, draft)
+        found = overlap(target, draft, self.TEXTS, courier.copy)
+        assert found.n == 8
+        assert courier.starts == [0, 2, 3, 4, 5, 0, 1, 2]
+        assert (target.n_past, draft.n_past) == (0, 0)
+
+
+class TestSearch:
+    def test_costs_are_ratios_of_medians(self) -> None:
+        target, draft, clock = timed(engine()), timed(engine(), c=0.4), CLOCK
+        c, v = measure_costs(target, draft, clock)
+        assert c == pytest.approx(0.4)
+        assert v == pytest.approx({n: 1 + 0.1 * (n - 1) for n in WIDTHS})
+        kept = measure_costs(target, timed(engine(), c=0.2), clock, v)
+        assert kept == (pytest.approx(0.2), v)
+
+    def test_the_best_length_is_the_cost_models(self) -> None:
+        v = {n: 1 + 0.1 * (n - 1) for n in WIDTHS}
+        n_draft, predicted = best(0.8, 0.2, v)
+        assert predicted == max(speedup(0.8, k, 0.2, v[k + 1]) for k in range(1, 9))
+        assert predicted == speedup(0.8, n_draft, 0.2, v[n_draft + 1])
+        assert best(0.3, 0.9, v) == (0, 1.0)
+
+    @pytest.mark.real
+    def test_recipes_are_tried_and_the_fastest_is_made(
+        self, tmp_path: Path, source_file: Path
+    ) -> None:
+        target = tmp_path / "smol-Q4_1.gguf"
+        target.symlink_to(source_file)
+        done = invoke(
+            "make", str(target), "--search", "--type", "Q8_0", "--type", "Q2_K", "--no-imatrix"
+        )
+        assert done.returncode == 0, done.stderr
+        assert "winner" in done.stderr
+        made = [p.name for p in tmp_path.glob("*.gguf")]
+        pays = "is predicted" in " ".join(done.stderr.split())  # hardly, for so small a model
+        assert len(made) == 1 + pays
+        assert set(made) < {"smol-Q4_1.gguf", "smol-Q8_0.gguf", "smol-Q2_K.gguf"}
+        assert max(map(len, done.stderr.splitlines())) <= 80
+
+    def test_what_is_tried(self) -> None:
+        names = [recipe_name(r) for r in recipes(Path("m"), 30)]
+        assert len(set(names)) == len(names)
+        assert "IQ2_S" in names
+        assert "Q2_K attn_=q4_k" in names
+        assert "Q2_K without 3 layers" in names
+        assert not any(r.file_type.startswith("IQ") for r in recipes(None, 4))
+
+
+CLOCK = Clock()
+
+
+def timed(model: FakeEngine, c: float = 1.0) -> FakeEngine:
+    """Takes c for one row and a tenth more for each further one, on CLOCK."""
+    plain = model.eval
+
+    def slow(tokens: Sequence[int], logits: int) -> np.ndarray:
+        CLOCK.now += c * (1 + 0.1 * (len(tokens) - 1))
+        return plain(tokens, logits)
+
+    model.eval = slow  # type: ignore[method-assign]
+    return model
+
+
+def test_names_beside_the_target() -> None:
+    assert beside(Path("/m/Llama-8B-F16.gguf"), "Q2_K") == Path("/m/Llama-8B-Q2_K.gguf")
+    assert beside(Path("/m/model.q8_0.gguf"), "IQ2_S") == Path("/m/model-IQ2_S.gguf")
+    assert beside(Path("/m/F16.gguf"), "Q2_K") == Path("/m/F16-Q2_K.gguf")
+    assert beside(Path("/m/model-BF16.gguf"), "Q2_K") == Path("/m/model-Q2_K.gguf")
+    assert beside(Path("/m/Llama-3.Q4_K_M.gguf"), "Q2_K") == Path("/m/Llama-3-Q2_K.gguf")
+    assert beside(Path("/m/model-F16.gguf"), "imatrix") == Path("/m/model.imatrix.gguf")
+
+
+def test_option_values() -> None:
+    assert parse_tensor_types(["attn_v=q6_K", "blk.0.ffn=up=Q8_0"]) == (
+        ("attn_v", "q6_k"),
+        ("blk.0.ffn=up", "q8_0"),
+    )
+    assert parse_layers("3,4") == (3, 4)
+    assert parse_layers(None) == ()
+    for wrong in ("attn_v", "=q6_k", "attn_v="):
+        with pytest.raises(UsageError, match="NAME=TYPE"):
+            parse_tensor_types([wrong])
+    with pytest.raises(UsageError, match="numbers"):
+        parse_layers("3,x")
+    for recipe in (
+        {"tensor_types": (("attn_v", "q9_k"),)},
+        {"output_tensor_type": "nothing"},
+        {"prune_layers": (-1,)},
+    ):
+        with pytest.raises(UsageError):
+            Recipe("Q2_K", **recipe)  # type: ignore[arg-type]
+
+
+def test_a_pair_is_added_and_comments_stay(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "# mine\npairs:\n  first:  # keep this\n    target: a.gguf\n    draft: b.gguf\n",
+        encoding="utf-8",
+    )
+    models_file.add("second", tmp_path / "t.gguf", tmp_path / "d.gguf", user_file=path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# mine\npairs:\n  first:  # keep this\n    target: a.gguf\n")
+    known = registry.load(path)
+    assert known.find("first").draft == str(tmp_path / "b.gguf")
+    assert known.find("second").target == str(tmp_path / "t.gguf")
+    models_file.add("second", tmp_path / "other.gguf", None, user_file=path, license="MIT")
+    entry = registry.load(path).find("second")
+    assert (entry.target, entry.draft, entry.license) == (str(tmp_path / "other.gguf"), None, "MIT")
+    models_file.add("third", tmp_path / "t.gguf", None, user_file=tmp_path / "sub" / "new.yaml")
+    assert registry.load(tmp_path / "sub" / "new.yaml").find("third")
+
+
+def test_every_other_line_stays(tmp_path: Path) -> None:
+    """Comments belong to what follows them; links stay links; names may be numbers."""
+    real, path = tmp_path / "real.yaml", tmp_path / "models.yaml"
+    text = (
+        "# top\ndefault: b\npairs:\n  # about a\n  a:\n    target: a.gguf\n\n"
+        "  # about b\n  b:\n    target: b.gguf\n    # inside b\n    draft: c.gguf\n  7:\n"
+        "    target: seven.gguf\n# the end\n"
+    )
+    real.write_text(text)
+    path.symlink_to(real)
+    models_file.remove("a", user_file=path)
+    assert path.is_symlink()
+    assert real.read_text() == text.replace("  a:\n    target: a.gguf\n", "")
+    models_file.remove("7", user_file=path)
+    long = tmp_path / ("x" * 200) / "new.gguf"
+    models_file.add("new", long, None, user_file=path)
+    models_file.add("b", long, None, user_file=path)
+    assert registry.load(path).find("new").target == str(long)
+    assert registry.load(path).find().target == str(long)
+    left = real.read_text()
+    assert left.startswith("# top\ndefault: b\npairs:\n  # about a\n\n  # about b\n  b:\n")
+    assert left.endswith("# the end\n")
+    for start in ("# only a comment\n", "", "pairs:\n", "pairs: {a: {target: t.gguf}}\n"):
+        real.write_text(start)
+        models_file.add("new", long, None, user_file=path)
+        assert registry.load(path).find("new").target == str(long)
+        assert real.read_text().startswith(start if start.startswith("#") else "pairs:")
+
+
+def test_a_file_with_mistakes_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("pairs:\n  a:\n    target: t\n    drft: d\n", encoding="utf-8")
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"unknown key drft \(line 4\)"):
+        models_file.add("b", tmp_path / "t.gguf", None, user_file=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.real
+class TestCommand:
+    @pytest.fixture
+    def target(self, tmp_path: Path, source_file: Path) -> Path:
+        """The demo model as a user has it: a file of their own."""
+        path = tmp_path / "smol-Q4_1.gguf"
+        path.symlink_to(source_file)
+        return path
+
+    def test_a_draft_is_made_measured_and_registered(self, target: Path) -> None:
+        done = invoke("make", str(target), "--type", "q4_0", "--written", "256", "--json")
+        assert done.returncode == 0, done.stderr
+        (one,) = json.loads(done.stdout)["drafts"]
+        assert one["pair"] == "smol-Q4_0"
+        told = one["made"]
+        draft = target.with_name("smol-Q4_0.gguf")
+        assert told["draft"]["path"] == str(draft)
+        assert told["draft"]["n_bytes"] == draft.stat().st_size
+        assert told["matrix"] == str(target.with_name("smol.imatrix.gguf"))
+        for made in (told["quality"], told["plain"]):
+            for kv in ("shared", "own"):
+                assert made[kv]["n"] > 60
+                assert 0.6 < made[kv]["sum_min"] <= 1
+                assert 0.6 < made[kv]["same_top"] <= 1
+        assert registry.load().find("smol-Q4_0").draft == str(draft)
+        assert not [p for p in target.parent.iterdir() if p.name.startswith((".", "qdraft-"))]
+        for how in (("--pair", "smol-Q4_0"), ("-m", str(target))):  # by name, or as known for it
+            run = invoke("run", *how, "-p", "Hi", "-n", "4", "--temp", "0", "--json")
+            assert run.returncode == 0, run.stderr
+            assert json.loads(run.stdout)["draft"]["path"] == str(draft)
+        again = invoke("make", str(target), "--type", "Q4_0")
+        assert again.returncode == 2
+        assert "is there already" in again.stderr
+
+    def test_dry_run_writes_nothing(self, target: Path) -> None:
+        before = sorted(target.parent.iterdir())
+        done = invoke("make", str(target), "--type", "Q2_K", "--type", "IQ2_XXS", "--dry-run")
+        assert done.returncode == 0, done.stderr
+        told = " ".join(done.stderr.split())
+        assert "180 tensors fall back" in told
+        assert "needs an importance matrix" in told
+        assert sorted(target.parent.iterdir()) == before
+        planned = plan(target, Recipe("Q8_0"))
+        made = quantize(target, target.with_name("made.gguf"), Recipe("Q8_0"), threads=2)
+        assert planned.bits_per_weight == pytest.approx(made.bits_per_weight, abs=0.01)
+        assert planned.n_bytes == pytest.approx(made.n_bytes, rel=0.03)  # all but the header
+
+    def test_the_target_is_never_overwritten(self, target: Path, source_file: Path) -> None:
+        before = source_file.stat()
+        done = invoke("make", str(target), "--out", str(target), "--force")
+        assert done.returncode == 2
+        assert "the target itself" in done.stderr
+        assert source_file.stat() == before
+
+    def test_options_that_do_not_go_together(self, target: Path, tmp_path: Path) -> None:
+        text = tmp_path / "text.txt"
+        text.write_text("short")
+        for args, message in (
+            (("--no-imatrix", "--imatrix", "x.gguf"), "do not go together"),
+            (("--imatrix", "x.gguf", "--written", "5"), "not both"),
+            (("--type", "Q9"), "unknown file type"),
+            (("--type", "Q8_0", "--type", "Q2_K", "--name", "x"), "one --type"),
+            (("--written", "-1"), "--written"),
+            (("--calibration", str(text), "--written", "0"), "fewer than 512"),
+            (("--calibration", str(tmp_path / "none.txt"), "--written", "0"), "cannot be read"),
+        ):
+            done = invoke("make", str(target), *args)
+            assert done.returncode == 2, args
+            assert message in " ".join(done.stderr.split()), args
+        broken = tmp_path / "broken.gguf"
+        broken.write_bytes(b"GGUF")
+        done = invoke("make", str(target), "--imatrix", str(broken))
+        assert done.returncode == 3
+        assert "no importance matrix" in " ".join(done.stderr.split())
+
+    def test_two_bit_i_quants_need_a_matrix(self, target: Path, tmp_path: Path) -> None:
+        """Case 32: said in llama.cpp's words, and nothing is left behind."""
+        out = tmp_path / "iq2.gguf"
+        done = invoke("make", str(target), "--type", "IQ2_XXS", "--no-imatrix", "--out", str(out))
+        assert done.returncode == 6
+        assert not out.exists()
+
+    def test_layers_are_pruned(self, tmp_path: Path) -> None:
+        source = tiny.windowed(tmp_path / "two.gguf")
+        made = quantize(source, tmp_path / "one.gguf", Recipe("F16", prune_layers=(1,)), threads=1)
+        assert sum(made.types.values()) == 2 + 7  # output and embedding, and one layer's
+
+    def test_a_full_disk_leaves_the_target_and_nothing_else(self, target: Path) -> None:
+        code = (
+            "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
+            "from qdraft.cli.main import main; main(sys.argv[1:])"
+        )
+        resource = pytest.importorskip("resource", reason="needs POSIX limits")
+        assert resource
+        done = subprocess.run(
+            [sys.executable, "-c", code, "make", str(target), "--no-imatrix", "--type", "Q4_0"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode in (1, 6), done.stderr
+        assert "error:" in done.stderr
+        assert sorted(p.name for p in target.parent.glob("*.gguf*")) == [target.name]

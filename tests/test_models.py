@@ -1,0 +1,153 @@
+"""`qdraft models`: pairs by name, and files where other programs keep them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from test_cli import qdraft
+
+from qdraft import models_file
+from qdraft.engine.quantize import Recipe, quantize
+from qdraft.errors import UsageError
+from qdraft.gguf import find
+from qdraft.gguf.find import gguf_files, known_folders, ollama_models, propose, read_all
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One small model in three precisions, and another one."""
+    pytest.importorskip("llama_cpp")
+    folder = tmp_path_factory.mktemp("ladder")
+    files = {"F32": tiny.windowed(folder / "tiny-F32.gguf")}
+    for kind in ("F16", "Q4_0"):
+        path = folder / f"tiny-{kind}.gguf"
+        files[kind] = quantize(files["F32"], path, Recipe(kind), threads=1).path
+    files["other"] = tiny.mixture(folder / "other.GGUF")
+    return files
+
+
+@pytest.fixture(autouse=True)
+def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "_MODEL_BYTES", 0)
+
+
+def home(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("USERPROFILE", str(folder))
+
+
+def test_the_usual_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ladder: dict[str, Path]
+) -> None:
+    home(monkeypatch, tmp_path)
+    assert known_folders() == []
+    blobs = tmp_path / ".cache/huggingface/hub/models--a--b/blobs"
+    snapshot = blobs.parent / "snapshots/123"
+    studio = tmp_path / ".lmstudio/models/pub/repo"
+    for folder in (blobs, snapshot, studio):
+        folder.mkdir(parents=True)
+    (blobs / "abc").write_bytes(ladder["F16"].read_bytes())
+    (snapshot / "tiny-F16.gguf").symlink_to(blobs / "abc")  # as the hub keeps them
+    (studio / "tiny-Q4_0.gguf").write_bytes(ladder["Q4_0"].read_bytes())
+    ollama = tmp_path / ".ollama/models"
+    manifest = ollama / "manifests/registry.ollama.ai/library/tiny/latest"
+    manifest.parent.mkdir(parents=True)
+    (ollama / "blobs").mkdir()
+    (ollama / "blobs/sha256-77").write_bytes(ladder["F32"].read_bytes())
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:1"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:77"},
+    ]
+    manifest.write_text(json.dumps({"layers": layers}))
+    (manifest.parent / "broken").write_text("{")
+    assert len(known_folders()) == 2
+    assert list(ollama_models()) == [ollama / "blobs/sha256-77"]
+    models, wrong = read_all([*gguf_files(known_folders()), *ollama_models()])
+    assert not wrong
+    assert {m.file_type for m in models} == {"unknown", "F16", "Q4_0"}
+    told = json.loads(qdraft("models", "scan", "--json").stdout)
+    assert told["models"] == []  # files of less than a megabyte are no models for a user
+
+
+def test_pairs_of_one_model_are_ranked(ladder: dict[str, Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(ladder["F16"].read_bytes()[:-100])
+    models, wrong = read_all([*ladder.values(), broken, ladder["F16"]])
+    assert len(models) == 4
+    assert len(wrong) == 1
+    assert "cut off" in wrong[0]
+    pairs = propose(models)
+    names = [(p.target.path.name, p.draft.path.name) for p in pairs]
+    assert names[0] == ("tiny-F32.gguf", "tiny-Q4_0.gguf")
+    assert set(names) == {
+        ("tiny-F32.gguf", "tiny-Q4_0.gguf"),
+        ("tiny-F32.gguf", "tiny-F16.gguf"),
+        ("tiny-F16.gguf", "tiny-Q4_0.gguf"),
+    }
+    assert pairs[0].expected > pairs[-1].expected
+
+
+def test_split_parts_are_one_model(ladder: dict[str, Path], tmp_path: Path) -> None:
+    for i in (1, 2):
+        part = tmp_path / f"big-{i:05}-of-00002.gguf"
+        part.write_bytes(ladder["F16"].read_bytes())
+    models, wrong = read_all(gguf_files([tmp_path]))
+    assert [len(m.parts) for m in models] == [2]
+    assert not wrong
+
+
+class TestCommands:
+    def test_add_show_list_remove(self, ladder: dict[str, Path], tmp_path: Path) -> None:
+        files = ("-m", str(ladder["F32"]), "-d", str(ladder["Q4_0"]))
+        added = qdraft("models", "add", "mine", *files, "--description", "a tiny one")
+        assert added.returncode == 0, added.stderr
+        told = json.loads(qdraft("models", "show", "mine", "--json").stdout)
+        assert (told["target"], told["description"]) == (str(ladder["F32"]), "a tiny one")
+        again = qdraft("models", "add", "mine", *files)
+        assert again.returncode == 2
+        assert "--force" in again.stderr
+        listed = qdraft("models", "list")
+        assert "mine" in listed.stdout
+        assert "smollm2" in listed.stdout
+        assert max(map(len, listed.stdout.splitlines())) <= 80
+        names = [p["name"] for p in json.loads(qdraft("models", "list", "--json").stdout)["pairs"]]
+        assert names == ["smollm2", "gemma3-270m", "mine"]
+        assert qdraft("models", "remove", "mine").returncode == 0
+        gone = qdraft("models", "remove", "mine")
+        assert gone.returncode == 2
+        shipped = qdraft("models", "remove", "smollm2")
+        assert "shipped pairs stay" in shipped.stderr
+
+    def test_files_that_cannot_pair_are_refused(
+        self, ladder: dict[str, Path], source_file: Path, tmp_path: Path
+    ) -> None:
+        done = qdraft("models", "add", "bad", "-m", str(source_file), "-d", str(ladder["Q4_0"]))
+        assert done.returncode == 4
+        assert "cannot pair" in done.stderr
+        assert not (tmp_path / "config" / "models.yaml").exists()
+
+    def test_scan_of_a_folder(self, source_file: Path) -> None:
+        done = qdraft("models", "scan", str(source_file.parent))
+        assert done.returncode == 0, done.stderr
+        assert "Q4_1" in done.stdout
+        assert "qdraft make TARGET.gguf" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        told = json.loads(qdraft("models", "scan", str(source_file.parent), "--json").stdout)
+        assert str(source_file) in [m["path"] for m in told["models"]]
+        assert qdraft("models", "scan", "/nowhere/at/all").returncode == 2
+
+
+def test_removing_keeps_comments_and_drops_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "default: b\n# all mine\npairs:\n  a:  # first\n    target: a.gguf\n  b:\n    target: b.gguf\n"
+    )
+    models_file.remove("b", user_file=path)
+    assert path.read_text() == "# all mine\npairs:\n  a:  # first\n    target: a.gguf\n"
+    with pytest.raises(UsageError, match="no pair b"):
+        models_file.remove("b", user_file=path)
