@@ -258,7 +258,7 @@ class TestRun:
         half = tmp_path / "half.gguf"
         half.write_bytes(smollm2[1].read_bytes()[:500_000])
         result = qdraft("run", *PROMPT, "-m", str(smollm2[0]), "-d", str(half))
-        assert "half.gguf does not load" in one_error(result, 3)
+        assert "half.gguf is a damaged GGUF" in one_error(result, 3)
 
     def test_a_draft_of_another_vocabulary(self, tmp_path: Path) -> None:
         """Case 12 on the command line: the first differing token, and both texts."""

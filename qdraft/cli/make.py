@@ -48,8 +48,15 @@ Search = Annotated[
         _DRAFT, "--search", help="Try several recipes (or the --type given) and make the fastest."
     ),
 ]
-NoMeasure = Annotated[
-    bool, opt.option(_DRAFT, "--no-measure", help="Do not compare with the target.")
+Measure = Annotated[
+    int,
+    opt.option(
+        _DRAFT,
+        "--measure",
+        min=0,
+        max=2048,
+        help="Tokens to compare with the target over; 0: none.",
+    ),
 ]
 Prune = Annotated[
     str | None, opt.option(_DRAFT, "--prune-layers", help="Layers to leave out, as 20,21.")
@@ -95,7 +102,7 @@ def make(
     force: Force = False,
     dry_run: DryRun = False,
     search: Search = False,
-    no_measure: NoMeasure = False,
+    n_places: Measure = 180,
     prune_layers: Prune = None,
     tensor_type: TensorTypes = None,
     output_tensor_type: OutputType = None,
@@ -118,7 +125,7 @@ def make(
     if matrix and (calibration or written is not None):
         raise UsageError("give either --imatrix or a text to collect it over, not both")
     own = (tensor_type, prune_layers, output_tensor_type, token_embedding_type)
-    if search and (dry_run or no_measure or any(own)):
+    if search and (dry_run or any(own)):
         raise UsageError("--search and a recipe of your own do not go together")
     if not search and len(types or ()) > 1 and (out or name):
         raise UsageError("--out and --name are for one --type")
@@ -141,7 +148,7 @@ def make(
         else:
             talk_console().print(planned_view(planned))
         return
-    job = Job(target, out, name, models_file, EngineParams(n_threads=threads), force, no_measure)
+    job = Job(target, out, name, models_file, EngineParams(n_threads=threads), force, n_places)
     job.check(chosen)
     collected = job.matrix_path if not (matrix or no_matrix) else None
     text = opt.read_text_file(calibration) if calibration else None
@@ -182,7 +189,7 @@ class Job:
     models_file: Path | None
     params: EngineParams
     force: bool
-    no_measure: bool
+    n_places: int
 
     @property
     def folder(self) -> Path:
@@ -230,10 +237,9 @@ class Job:
     def make(self, recipe: Recipe, bars: Bars) -> dict[str, Any]:
         """Make, measure and register one draft."""
         path = self.path(recipe)
-        n_places = 0 if self.no_measure else 180
         made = make_draft(
             self.target, path, recipe,
-            threads=self.params.n_threads, n_places=n_places, progress=bars.step,
+            threads=self.params.n_threads, n_places=self.n_places, progress=bars.step,
         )  # fmt: skip
         name = self.name or path.stem
         where = file_of_models.add(name, self.target, path, user_file=self.models_file)
