@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--page", type=Path, help="write a Markdown page there")
     args = parser.parse_args()
-    args.n_predict = args.n_predict or (32 if args.quick else 64)
+    args.n_predict = args.n_predict or (20 if args.quick else 64)
     told = {
         **machine(), "threads": default_threads(), "n_predict": args.n_predict, "quick": args.quick,
     }  # fmt: skip
