@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
-from qdraft import EngineParams, open_pair
-from qdraft.calibration import built_in_text, to_chunks, write_texts
+from qdraft import EngineParams, SamplingParams, open_pair
+from qdraft.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.engine.imatrix import collect
 from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaModel
@@ -66,7 +66,8 @@ def importance(size: str) -> Path:
     if not path.exists():
         with open_pair("smollm2", params=EngineParams(n_ctx=1024)) as pair:
             vocab = pair.target_engine.vocab
-            texts = [vocab.tokenize(built_in_text()), *write_texts(pair, N_WRITTEN)]
+            written = write_texts(pair, PROMPTS, N_WRITTEN, SamplingParams())
+            texts = [vocab.tokenize(built_in_text()), *(tokens for _, tokens in written)]
             chunks = to_chunks(texts, vocab.chunk_bos)
         model = LlamaModel(rig(size), EngineParams())
         try:

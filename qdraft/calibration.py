@@ -6,10 +6,11 @@ the target itself writes: there its activations are those that a draft will meet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 
 from qdraft.engine.imatrix import CHUNK
+from qdraft.engine.quantize import Progress
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
 from qdraft.types import DecodeParams, SamplingParams
@@ -27,29 +28,36 @@ PROMPTS = (
 
 MAX_WRITTEN = 768 * len(PROMPTS)  # each text has to fit its context
 
-Progress = Callable[[int, int], None]  # tokens written, of
-
 
 def built_in_text() -> str:
     """The text that comes with qdraft."""
     return files("qdraft").joinpath("data/calibration.txt").read_text(encoding="utf-8")
 
 
-def write_texts(pair: Pair, n_tokens: int, progress: Progress | None = None) -> list[list[int]]:
-    """Texts by the target alone, prompts included, about ``n_tokens`` of its own in all."""
-    texts: list[list[int]] = []
-    each = -(-n_tokens // len(PROMPTS))
+def write_texts(
+    pair: Pair,
+    prompts: Sequence[str],
+    n_tokens: int,
+    sampling: SamplingParams,
+    progress: Progress | None = None,
+) -> list[tuple[int, list[int]]]:
+    """Texts by the target alone, at most ``n_tokens`` in all beside the prompts.
+
+    Each comes with the number of its tokens that are prompt.
+    """
+    texts: list[tuple[int, list[int]]] = []
+    each = -(-n_tokens // len(prompts))
     n_done = 0
-    for i, prompt in enumerate(PROMPTS):
+    for i, prompt in enumerate(prompts):
         params = DecodeParams(n_predict=min(each, n_tokens - n_done), n_draft=0, seed=i)
         if params.n_predict < 1:
             break
-        text = pair.generate(prompt, SamplingParams(), params)
+        text = pair.generate(prompt, sampling, params)
         for _ in text:
             if progress:
                 progress(n_done + len(text.tokens), n_tokens)
         n_done += len(text.tokens)
-        texts.append([*text.prompt, *text.tokens])
+        texts.append((len(text.prompt), [*text.prompt, *text.tokens]))
     return texts
 
 

@@ -42,7 +42,7 @@ def store_path(kind: str, *facts: str) -> Path:
 def load_costs(path: Path) -> CostTable:
     """The table kept there; an empty one where there is none, or a damaged one."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = _load(path)
         target_s = float(kept["target_s"])
         c = {str(source): float(ratio) for source, ratio in kept["c"].items()}
         v = {int(width): float(ratio) for width, ratio in kept["v"].items()}
@@ -75,7 +75,7 @@ def exactness(target: Engine, facts: str, n_most: int) -> Exactness:
 def load_exactness(path: Path) -> Exactness | None:
     """What a probe found; None where there is nothing, or something damaged."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = _load(path)
         found = Exactness(int(kept["n_draft"]), kept["depth"], kept["difference"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -84,6 +84,10 @@ def load_exactness(path: Path) -> Exactness | None:
 
 def save_exactness(path: Path, found: Exactness) -> None:
     _save(path, asdict(found))
+
+
+def _load(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _save(path: Path, kept: dict[str, Any]) -> None:

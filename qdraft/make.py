@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft.calibration import built_in_text, to_chunks, write_texts
+from qdraft.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.engine.imatrix import collect
 from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaModel
@@ -17,11 +17,10 @@ from qdraft.errors import UsageError
 from qdraft.gguf import imatrix
 from qdraft.gguf.facts import read_facts, require_model
 from qdraft.pair import Pair
+from qdraft.source import Progress
 from qdraft.study.overlap import Overlap, overlap
 from qdraft.study.search import Rung, recipes, try_recipes
-from qdraft.types import DecodeParams, EngineParams, SamplingParams
-
-Progress = Callable[[str, int, int], None]  # what is done, done, of
+from qdraft.types import EngineParams, SamplingParams
 
 # Held out: none of these stands in the calibration text.
 _PROMPTS = (
@@ -75,7 +74,9 @@ def make_matrix(
     with Pair(target, params=params) as pair:
         vocab = pair.target_engine.vocab
         texts = [vocab.tokenize(built_in_text() if text is None else text)]
-        texts += write_texts(pair, n_written, _step(progress, "writing calibration text"))
+        step = _step(progress, "writing calibration text")
+        written = write_texts(pair, PROMPTS, n_written, SamplingParams(), step)
+        texts += [tokens for _, tokens in written]
         chunks = to_chunks(texts, vocab.chunk_bos)
     model = LlamaModel(target, params)
     try:
@@ -103,7 +104,7 @@ def make_draft(
     no comparison. Raises UsageError where ``path`` is the target, PairError where the result is
     no draft of it, and what ``quantize`` raises.
     """
-    target = require_model(target)
+    target = require_model(target).path
     if path.exists() and path.samefile(target):
         raise UsageError(f"{path} is the target itself: it would be overwritten")
     if recipe.imatrix:
@@ -174,17 +175,9 @@ def held_out(
 ) -> list[tuple[int, list[int]]]:
     """Texts that the target writes at temperature 1, and how much of each is prompt."""
     plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
-    each = -(-n_places // len(_PROMPTS))
-    step = _step(progress, "writing held-out text")
-    texts = []
     with Pair(target, params=params) as pair:
-        for i, prompt in enumerate(_PROMPTS):
-            text = pair.generate(prompt, plain, DecodeParams(n_predict=each, n_draft=0, seed=i))
-            for _ in text:
-                if step:
-                    step(min(each, len(text.tokens)) + i * each, len(_PROMPTS) * each)
-            texts.append((len(text.prompt), [*text.prompt, *text.tokens]))
-    return texts
+        step = _step(progress, "writing held-out text")
+        return write_texts(pair, _PROMPTS, n_places, plain, step)
 
 
 def _step(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:

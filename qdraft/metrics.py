@@ -85,9 +85,11 @@ def summarize(
         histogram[r.n_accepted] += 1
     rate = _ratio(sum(r.n_emitted for r in later), sum(_seconds(r) for r in later))
     # What a drafter spent before it offered nothing is not the target's time.
-    alone = _ratio(1.0, median(r.verify_s + r.other_s for r in plain)) if plain else None
+    one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
+    alone = _ratio(1.0, one)
     alpha = _ratio(n_accepted, n_tested)
-    c, v = _costs([r for r in later if source in (None, r.source)], drafted, plain)
+    c = _c([r for r in later if source in (None, r.source)], one)
+    v = {} if c is None else _v(drafted, one)
     if costs:
         _, known_c, known_v = costs.medians()
         c = known_c.get(source) if c is None and source else c
@@ -114,7 +116,7 @@ def summarize(
         tokens_per_second=rate,
         target_tokens_per_second=alone,
         speedup=gain,
-        predicted_speedup=_predicted(later, alpha, costs, v),
+        predicted_speedup=_predicted(later, alpha, one, costs, v),
         c=c,
         v=v,
         spread=_spread(later),
@@ -141,41 +143,44 @@ def _seconds(round: Round) -> float:
     return round.draft_s + round.verify_s + round.other_s
 
 
-def _costs(
-    rows_of: Sequence[Round], drafted: Sequence[Round], plain: Sequence[Round]
-) -> tuple[float | None, dict[int, float]]:
-    """c and v(n) from medians, leaving out drafts that first had to read a part of the text."""
-    one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
+def _c(rounds: Sequence[Round], one: float) -> float | None:
+    """c from the median draft row, leaving out drafts that first had to read a part of the text."""
     rows = [
         r.draft_s / r.n_draft_rows
-        for r in rows_of
+        for r in rounds
         if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
     ]
+    return median(rows) / one if one and rows else None
+
+
+def _v(drafted: Sequence[Round], one: float) -> dict[int, float]:
+    """v(n) from the median decode of each number of rows."""
     by_width: dict[int, list[float]] = {}
     for r in drafted:
         by_width.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
-    if not (one and rows):
-        return None, {}
-    return median(rows) / one, {n: median(times) / one for n, times in sorted(by_width.items())}
+    return {n: median(times) / one for n, times in sorted(by_width.items())}
 
 
 def _predicted(
-    later: Sequence[Round], alpha: float | None, costs: CostTable | None, v: dict[int, float]
+    later: Sequence[Round],
+    alpha: float | None,
+    one: float,
+    costs: CostTable | None,
+    v: dict[int, float],
 ) -> float | None:
     """Expected tokens of these rounds over their expected time, in target tokens."""
     if alpha is None:
         return None
-    plain = [r for r in later if not r.n_draft]
     sources = {r.source for r in later if r.n_draft_rows}
-    c = {s: _costs([r for r in later if r.source == s], [], plain)[0] for s in sources}
+    c = {s: costs.c(s) if costs else _c([r for r in later if r.source == s], one) for s in sources}
     tokens = time = 0.0
     for r in later:
-        row = costs.c(r.source) if costs else c.get(r.source)
+        row = c[r.source] if r.n_draft_rows else 0.0
         rows = v.get(r.n_draft + 1) if r.n_draft else 1.0
-        if rows is None or (row is None and r.n_draft_rows):
+        if rows is None or row is None:
             return None
         tokens += expected_tokens(alpha, r.n_draft)
-        time += r.n_draft_rows * (row or 0.0) + rows
+        time += r.n_draft_rows * row + rows
     return _ratio(tokens, time)
 
 

@@ -24,7 +24,7 @@ from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.exact import Exactness
 from qdraft.generation import Generation
-from qdraft.gguf.facts import parts_of, require_model
+from qdraft.gguf.facts import require_model
 from qdraft.text import encode_prompt
 from qdraft.types import DecodeParams, EngineParams, SamplingParams
 
@@ -79,7 +79,9 @@ class Pair:
             raise UsageError(f"share_kv is {share_kv}, but must be one of {', '.join(SHARE_KV)}")
         params = params or EngineParams()
         draft_params = draft_params or params
-        target, draft = require_model(target), require_model(draft) if draft else None
+        about = require_model(target)
+        about_draft = require_model(draft) if draft else None
+        target, draft = about.path, about_draft.path if about_draft else None
         self._lock = threading.Lock()
         self._user: int | None = None
         self.running: Generation | None = None  # the text in the making
@@ -89,19 +91,29 @@ class Pair:
             self.target_engine = self._open(target, params, progress)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
             self.courier, self.kv = self._share(share_kv, params, draft_params)
-            facts = [machine.facts_of(target, params)]
-            self._target_facts = facts[0]
-            if draft:
-                facts.append(machine.facts_of(draft, draft_params))
-            self._costs_path = machine.store_path("costs", *facts, str(self.kv.shared))
+            self._target_facts = machine.facts_of(target, params)
+            facts = [machine.facts_of(draft, draft_params)] if draft else []
+            self._costs_path = machine.store_path(
+                "costs", self._target_facts, *facts, str(self.kv.shared)
+            )
             self.costs = machine.load_costs(self._costs_path)
             self.acceptance = AcceptanceTable()
             self.loss = RecentLoss()
         except BaseException:
             self.close()
             raise
-        self.target = _info(self._models[0])
-        self.draft = _info(self._models[-1]) if draft else None
+        if about_draft and about.n_experts:
+            log.warning(
+                "%s is a mixture of experts (%s of %d a token): a verify batch reads the experts "
+                "of all its rows, so drafting gains less than on a dense model",
+                target.name, about.n_experts_used, about.n_experts,
+            )  # fmt: skip
+        self.target = ModelInfo(target, about.n_bytes, about.file_type)
+        self.draft = (
+            ModelInfo(about_draft.path, about_draft.n_bytes, about_draft.file_type)
+            if about_draft
+            else None
+        )
 
     def _open(self, path: Path, params: EngineParams, progress: LoadProgress | None) -> LlamaEngine:
         """Load a file, or share its weights if it is open, and make a context."""
@@ -123,14 +135,6 @@ class Pair:
             self._models.append(model)
         if not is_target:
             self._require_pair(self._models[0], model)
-            if experts := self._models[0].experts:
-                log.warning(
-                    "%s is a mixture of experts (%d of %d a token): a verify batch reads the "
-                    "experts of all its rows, so drafting gains less than on a dense model",
-                    self._models[0].path.name,
-                    experts[1],
-                    experts[0],
-                )
         if (params.n_ctx or 0) > model.n_ctx_train:
             log.warning(
                 "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
@@ -271,8 +275,3 @@ class Pair:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _info(model: LlamaModel) -> ModelInfo:
-    n_bytes = sum(part.stat().st_size for part in parts_of(model.path))
-    return ModelInfo(model.path, n_bytes, model.file_type)

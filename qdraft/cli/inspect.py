@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,8 +46,4 @@ def _report(
         {**dataclasses.asdict(one), "chat_template_renders": works}
         for one, works in zip(facts, renders, strict=True)
     ]
-    report: dict[str, Any] = {"files": files}
-    if pairing:
-        report |= dataclasses.asdict(pairing)
-    told: dict[str, Any] = json.loads(json.dumps(report, default=str))
-    return told
+    return {"files": files, **(dataclasses.asdict(pairing) if pairing else {})}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from qdraft import models_file as file_of_models
 from qdraft import registry
 from qdraft.calibration import MAX_WRITTEN
 from qdraft.cli import options as opt
-from qdraft.engine.quantize import Recipe, plan
+from qdraft.engine.quantize import Planned, Recipe, plan
 from qdraft.errors import PairError, UsageError
-from qdraft.gguf.facts import read_facts, require_model
-from qdraft.make import Made, make_draft, make_matrix, search_draft
+from qdraft.gguf.facts import Facts, require_model
+from qdraft.make import make_draft, make_matrix, search_draft
 from qdraft.render.console import show_json, talk_console
 from qdraft.render.made import ladder_view, made_view, planned_view
 from qdraft.render.progress import Bars
@@ -129,8 +128,8 @@ def make(
         raise UsageError("--search and a recipe of your own do not go together")
     if not search and len(types or ()) > 1 and (out or name):
         raise UsageError("--out and --name are for one --type")
-    target = require_model(target)
-    chosen = [
+    facts = require_model(target)
+    wanted = [
         Recipe(
             kind.upper(),
             matrix,
@@ -142,36 +141,35 @@ def make(
         for kind in dict.fromkeys(types or ["Q2_K"])
     ]
     if dry_run:
-        planned = [plan(target, recipe) for recipe in chosen]
-        if as_json:
-            show_json({"planned": [dataclasses.asdict(p) for p in planned]})
-        else:
-            talk_console().print(planned_view(planned))
+        _show_planned([plan(facts.path, recipe) for recipe in wanted], as_json=as_json)
         return
-    job = Job(target, out, name, models_file, EngineParams(n_threads=threads), force, n_places)
-    job.check(chosen)
-    collected = job.matrix_path if not (matrix or no_matrix) else None
+    job = Job(facts, out, name, models_file, threads, force, n_places)
+    job.check(wanted)
     text = opt.read_text_file(calibration) if calibration else None
-    ladder: list[Rung] = []
     with Bars(quiet=quiet) as bars:
-        if collected:
-            job.require_free(collected, is_matrix=True)
-            n = 2048 if written is None else written
-            make_matrix(
-                target, collected, text=text, n_written=n, threads=threads, progress=bars.step
-            )
-        chosen = [dataclasses.replace(recipe, imatrix=matrix or collected) for recipe in chosen]
+        if not (matrix or no_matrix):
+            matrix = job.collect(text, 2048 if written is None else written, bars)
+        wanted = [dataclasses.replace(recipe, imatrix=matrix) for recipe in wanted]
+        ladder = job.search(wanted if types else None, matrix, bars) if search else []
         if search:
-            ladder = search_draft(
-                target, chosen if types else None, matrix or collected,
-                folder=job.folder, threads=threads, progress=bars.step,
-            )  # fmt: skip
-            chosen = [rung.recipe for rung in ladder[:1] if rung.n_draft]
-            job.check(chosen)
-        made = [job.make(recipe, bars) for recipe in chosen]
+            wanted = [rung.recipe for rung in ladder[:1] if rung.n_draft]
+            job.check(wanted)
+        made = [job.make(recipe, bars) for recipe in wanted]
+    _show(ladder, made, as_json=as_json, quiet=quiet)
+
+
+def _show_planned(planned: Sequence[Planned], *, as_json: bool) -> None:
     if as_json:
-        report = {"drafts": made, "ladder": [dataclasses.asdict(rung) for rung in ladder]}
-        show_json(json.loads(json.dumps(report, default=_plain)))
+        show_json({"planned": planned})
+    else:
+        talk_console().print(planned_view(planned))
+
+
+def _show(
+    ladder: Sequence[Rung], made: Sequence[dict[str, Any]], *, as_json: bool, quiet: bool
+) -> None:
+    if as_json:
+        show_json({"drafts": made, "ladder": ladder})
     elif not quiet:
         if ladder:
             talk_console().print(ladder_view(ladder))
@@ -181,31 +179,33 @@ def make(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """Where drafts of one target go, and under which name."""
+    """Drafts of one target: where they go, and under which name."""
 
-    target: Path
+    facts: Facts
     out: Path | None
     name: str | None
     models_file: Path | None
-    params: EngineParams
+    threads: int
     force: bool
     n_places: int
+
+    def __post_init__(self) -> None:
+        EngineParams(n_threads=self.threads)  # refuses what no engine takes
+
+    @property
+    def target(self) -> Path:
+        return self.facts.path
 
     @property
     def folder(self) -> Path:
         return self.out.parent if self.out else self.target.parent
-
-    @property
-    def matrix_path(self) -> Path:
-        return self.folder / beside(self.target, "imatrix").name
 
     def path(self, recipe: Recipe) -> Path:
         return self.out or beside(self.target, recipe.file_type)
 
     def check(self, recipes: Sequence[Recipe]) -> None:
         """What can be refused before any work is. Raises QDraftError."""
-        facts = read_facts(self.target)
-        if facts.recurrent:
+        if self.facts.recurrent:
             raise PairError(f"{self.target.name} is recurrent or hybrid: no draft can serve it")
         if not os.access(self.folder, os.W_OK):
             raise UsageError(
@@ -234,20 +234,34 @@ class Job:
                 hint = f"--imatrix {path} uses it, --force collects it again"
             raise UsageError(f"{path} is there already", hint=hint)
 
+    def collect(self, text: str | None, n_written: int, bars: Bars) -> Path:
+        """The importance matrix, beside the draft."""
+        path = self.folder / beside(self.target, "imatrix").name
+        self.require_free(path, is_matrix=True)
+        return make_matrix(
+            self.target, path,
+            text=text, n_written=n_written, threads=self.threads, progress=bars.step,
+        )  # fmt: skip
+
+    def search(
+        self, candidates: list[Recipe] | None, matrix: Path | None, bars: Bars
+    ) -> list[Rung]:
+        """What was tried, the fastest first."""
+        return search_draft(
+            self.target, candidates, matrix,
+            folder=self.folder, threads=self.threads, progress=bars.step,
+        )  # fmt: skip
+
     def make(self, recipe: Recipe, bars: Bars) -> dict[str, Any]:
         """Make, measure and register one draft."""
         path = self.path(recipe)
         made = make_draft(
             self.target, path, recipe,
-            threads=self.params.n_threads, n_places=self.n_places, progress=bars.step,
+            threads=self.threads, n_places=self.n_places, progress=bars.step,
         )  # fmt: skip
         name = self.name or path.stem
         where = file_of_models.add(name, self.target, path, user_file=self.models_file)
         return {"pair": name, "models_file": where, "made": made}
-
-
-def _plain(value: object) -> object:
-    return dataclasses.asdict(value) if isinstance(value, Made) else str(value)
 
 
 def beside(target: Path, kind: str) -> Path:

@@ -8,7 +8,7 @@ are, CPU or device, and their squares summed (see ``qdraft.gguf.imatrix``).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from qdraft.engine.library import (
     native_error,
 )
 from qdraft.engine.llama import LlamaModel
+from qdraft.engine.quantize import Progress
 from qdraft.errors import EngineError
 from qdraft.gguf.imatrix import ImportanceMatrix
 from qdraft.types import EngineParams
@@ -31,8 +32,6 @@ from qdraft.types import EngineParams
 CHUNK = 512  # tokens that are read as one text
 _STEP = 128  # tokens a decode: every one of them gets a row of logits, which is memory
 _F32, _I32 = 0, 26  # ggml_type
-
-Progress = Callable[[int, int], None]  # chunks done, of
 
 
 class _Tensor(ctypes.Structure):

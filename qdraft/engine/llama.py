@@ -89,15 +89,6 @@ class LlamaModel:
         )
 
     @property
-    def experts(self) -> tuple[int, int] | None:
-        """How many experts each layer has and a token uses; None where there are none."""
-        architecture = self._meta(b"general.architecture")
-        keys = (f"{architecture}.expert_count", f"{architecture}.expert_used_count")
-        texts = [self._meta(key.encode()) for key in keys]
-        n, n_used = (int(text) if text.isdigit() else 0 for text in texts)
-        return (n, n_used) if n > n_used else None
-
-    @property
     def shape(self) -> tuple[str, ...]:
         """What two quantizations of one model have in common: architecture and dimensions."""
         architecture = self._meta(b"general.architecture")
@@ -107,18 +98,6 @@ class LlamaModel:
             "rope.freq_base",
         )  # fmt: skip
         return (architecture, *(self._meta(f"{architecture}.{key}".encode()) for key in keys))
-
-    @property
-    def file_type(self) -> str:
-        """The file type that the metadata names, such as Q2_K; "unknown" where it names none."""
-        import gguf
-
-        text = self._meta(b"general.file_type")
-        try:
-            name: str = gguf.LlamaFileType(int(text)).name
-            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-        except ValueError:
-            return "unknown"
 
     def _meta(self, key: bytes) -> str:
         buffer = ctypes.create_string_buffer(256)

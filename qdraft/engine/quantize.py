@@ -18,7 +18,7 @@ from qdraft.errors import EngineError, UsageError
 from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.paths import new_file
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # steps done, of
 
 _TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _FALLBACK_LINE = re.compile(r"WARNING: (\d+) of \d+ tensor\(s\) required fallback")

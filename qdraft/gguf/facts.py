@@ -126,15 +126,15 @@ def read_facts(path: Path) -> Facts:
     )
 
 
-def require_model(path: Path) -> Path:
-    """The file that llama.cpp is to load for ``path``: itself, or part 1 of a split model.
+def require_model(path: Path) -> Facts:
+    """The facts of a language model; ``path`` of them is what llama.cpp loads, part 1 of a split.
 
     Raises ModelFileError for a file that is damaged, or no model that writes text.
     """
     facts = read_facts(path)
     if facts.kind != "model":
         raise ModelFileError(f"{path} is {KINDS[facts.kind]}, not a language model")
-    return facts.parts[0]
+    return facts
 
 
 def parts_of(path: Path) -> list[Path]:

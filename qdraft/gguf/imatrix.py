@@ -22,10 +22,11 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(slots=True)
 class ImportanceMatrix:
-    """By weight name: ``sums`` of squares, shape [n_matrices, n_columns], and the ``counts`` of
+    """Sums over the activations that each weight met, by its name.
 
-    rows that they were taken over, shape [n_matrices]; a dense weight is one matrix, the experts
-    of a mixture are one each. ``n_chunks`` of ``chunk_size`` tokens were read for it.
+    ``sums`` of their squares have the shape [n_matrices, n_columns], the ``counts`` of rows in
+    them [n_matrices]; a dense weight is one matrix, the experts of a mixture are one each.
+    ``n_chunks`` of ``chunk_size`` tokens were read for it.
     """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)

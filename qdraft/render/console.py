@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
@@ -57,9 +58,19 @@ class LogToTalk(logging.Handler):
 
 
 def show_json(report: dict[str, Any]) -> None:
-    """One object on one line of stdout; escaped where the stream cannot take Unicode."""
+    """One object on one line of stdout; escaped where the stream cannot take Unicode.
+
+    Dataclasses become objects, and paths text.
+    """
     utf8 = "utf" in (sys.stdout.encoding or "").lower()
-    print(json.dumps(report, ensure_ascii=not utf8, allow_nan=False), flush=True)
+    text = json.dumps(report, ensure_ascii=not utf8, allow_nan=False, default=_plain)
+    print(text, flush=True)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 class TextStream:

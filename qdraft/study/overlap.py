@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.engine.protocol import Engine
-
-Progress = Callable[[int, int], None]  # tokens done, of
+from qdraft.engine.quantize import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from qdraft.engine.protocol import Engine
 from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import QDraftError
 from qdraft.pair import Pair
+from qdraft.source import Progress
 from qdraft.study.overlap import Overlap, overlap
 from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-Progress = Callable[[str, int, int], None]
 
 WIDTHS = range(2, 10)  # rows of a verify batch: drafts of 1 to 8 tokens
 _REPEATS = 7
