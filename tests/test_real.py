@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_ngram import CascadeAlone
 
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, SamplingParams
 from qdraft.core.costs import ENOUGH
+from qdraft.drafters.model import ModelDrafter
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.errors import EngineError, ModelFileError, UsageError
 
@@ -373,6 +375,41 @@ class TestSharedKv:
             assert len(text.tokens) == 100
             assert text.summary.n_accepted > 0
             assert all(r.n_draft == 0 for r in text.rounds if r.n_context > 64)
+
+
+class TestRepetitions:
+    """n-grams, the cascade and the model together, on real caches."""
+
+    PROMPT = "Repeat this list three times: " + "red, green, blue, yellow, black, white. " * 3
+    GREEDY = SamplingParams(temperature=0, logit_bias=ENDLESS)
+
+    @pytest.mark.parametrize("share_kv", ["on", "off"])
+    @pytest.mark.parametrize("alone", [True, False], ids=["cascade", "hybrid"])
+    def test_same_text_as_the_target_alone(
+        self,
+        smollm2: tuple[Path, Path],
+        source_file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        share_kv: str,
+        alone: bool,
+    ) -> None:
+        params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
+        with Pair(source_file, smollm2[1], params, share_kv=share_kv) as opened:
+            plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, n_draft=0))
+            plain.read()
+            assert opened.draft_engine is not None
+            n_vocab = opened.target_engine.vocab.n_tokens
+            if alone:
+                model = ModelDrafter(opened.draft_engine, n_vocab, opened.courier)
+                monkeypatch.setattr(opened, "drafter", lambda *_: CascadeAlone(model))
+            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, drafter="hybrid"))
+            text.read()
+            check = text.check()
+            assert check.same or check.explained
+            if check.noise == 0:
+                assert text.tokens == plain.tokens
+            accepted = {s: n["n_accepted"] for s, n in text.summary.sources.items()}
+            assert accepted["cascade" if alone else "ngram"] > 10
 
 
 def test_a_closed_pair_says_so(source_file: Path) -> None:
