@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from datetime import date
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from qdraft.engine.extra_buffers import extra_buffers_are_safe
-from qdraft.engine.library import library_version
+from qdraft.study.statistics import Ratio, Run, speed_ratio
 
 Rows = Sequence[dict[str, Any]]
 Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"
@@ -29,26 +22,6 @@ WANTED = {
 }  # fmt: skip
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on beside the files."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "date": date.today().isoformat(),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "extra_buffers": extra_buffers_are_safe(),
-        "library": f"llama-cpp-python {library_version()}",
-    }
-
-
 def select(rows: Rows, **wanted: Any) -> list[dict[str, Any]]:
     return [r for r in rows if all(r[key] == x for key, x in wanted.items())]
 
@@ -62,22 +35,20 @@ def ratio(ours: Rows, theirs: Rows) -> float:
     return speed(ours) / speed(theirs)
 
 
-def interval(ours: Rows, theirs: Rows, n: int = 2000) -> tuple[float, float]:
-    """95 % bootstrap interval of ``ratio``: texts are drawn again in pairs of the same prompt."""
+def interval(ours: Rows, theirs: Rows) -> Ratio:
+    """``ratio`` with its interval over paired texts of the same prompt."""
 
     def key(r: dict[str, Any]) -> tuple[Any, ...]:
         return (r["pair"], r["kind"], r["prompt"], r["temperature"])
 
     other = {key(r): r for r in theirs}
-    pairs = [(r, other[key(r)]) for r in ours]
-    numbers = np.array(
-        [[a["n_tokens"], a["seconds"], b["n_tokens"], b["seconds"]] for a, b in pairs]
-    )
-    drawn = np.random.default_rng(1).integers(len(pairs), size=(n, len(pairs)))
-    sums = numbers[drawn].sum(axis=1)
-    ratios = sums[:, 0] / sums[:, 1] / (sums[:, 2] / sums[:, 3])
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(low), float(high)
+    found = speed_ratio([_run(r) for r in ours], [_run(other[key(r)]) for r in ours])
+    assert found
+    return found
+
+
+def _run(row: dict[str, Any]) -> Run:
+    return Run(row["n_tokens"], row["seconds"])
 
 
 def of_kind(rows: Rows, pair: str, kind: str) -> float:
@@ -128,13 +99,14 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
             alone = select(chosen, contender=ALONE)
             for name in dict.fromkeys(r["contender"] for r in chosen):
                 own = select(chosen, contender=name)
-                low, high = interval(own, alone)
+                sure = interval(own, alone)
                 drafted, accepted = (sum(r[k] for r in own) for k in ("n_drafted", "n_accepted"))
                 tested, rounds = (sum(r[k] for r in own) for k in ("n_tested", "n_rounds"))
                 out.append(
                     [
                         pair, f"{temperature:g}", name, f"{speed(own):.1f}",
-                        f"{ratio(own, alone):.2f}", f"{low:.2f} to {high:.2f}",
+                        f"{sure.value:.2f}",
+                        "" if sure.low is None else f"{sure.low:.2f} to {sure.high:.2f}",
                         f"{accepted / tested:.3f}" if tested else "",
                         f"{accepted / drafted:.3f}" if drafted else "",
                         f"{1 + accepted / rounds:.2f}" if rounds else "",

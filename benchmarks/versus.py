@@ -20,15 +20,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from figures import ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, machine, page, table
+from figures import ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, page, table
 from rig import rig
 from rivals import N_CTX, Run, Server, Setting, run_simple
-from work import KINDS, LONG, TUNING, WARM
+from work import LONG, TUNING
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
 from qdraft.engine.library import default_threads
+from qdraft.machine import described
 from qdraft.registry import load
 from qdraft.source import materialize
+from qdraft.study.work import KINDS, WARM_UP
 from qdraft.text import encode_prompt
 
 SERVER = "llama-server"
@@ -101,11 +103,11 @@ class Bench:
         """Weights into memory, and the costs that a user's cache has after a first text."""
         say(f"{self.name}: warming up")
         for pair in (self.pair, self.own):
-            self.ours(pair, DecodeParams(n_predict=8, n_draft=0), 0, WARM)
+            self.ours(pair, DecodeParams(n_predict=8, n_draft=0), 0, WARM_UP)
         for temperature in (0.0, 1.0):
             n = self.args.n_predict
             for pair in (self.pair, self.own)[: 1 if self.args.quick else 2]:
-                self.ours(pair, DecodeParams(n_predict=n, seed=7), temperature, WARM)
+                self.ours(pair, DecodeParams(n_predict=n, seed=7), temperature, WARM_UP)
 
     def tune(self) -> None:
         """llama-server's best setting of n_max and p_min, on prompts that do not count."""
@@ -222,7 +224,7 @@ def main() -> None:
     args = parser.parse_args()
     args.n_predict = args.n_predict or (20 if args.quick else 64)
     told = {
-        **machine(), "threads": default_threads(), "n_predict": args.n_predict, "quick": args.quick,
+        **described(), "n_predict": args.n_predict, "quick": args.quick,
     }  # fmt: skip
     kinds = {k: p[:1] for k, p in KINDS.items() if not args.quick or k in ("code", "story")}
     temperatures = (0.0, 1.0) if args.quick else (0.0, 0.7, 1.0)
@@ -250,7 +252,7 @@ def main() -> None:
             texts += bench.texts
     rows = [asdict(text) for text in texts]
     report = {
-        "machine": {**told, "load_after": machine()["load"]},
+        "machine": {**told, "load_after": described()["load"]},
         "bars": bars(rows, firsts),
         "tuned": tuned,
         "costs": costs,

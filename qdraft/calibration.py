@@ -34,6 +34,11 @@ def built_in_text() -> str:
     return files("qdraft").joinpath("data/calibration.txt").read_text(encoding="utf-8")
 
 
+def evaluation_text() -> str:
+    """The text that quantizations are compared over; no passage of it is in the other."""
+    return files("qdraft").joinpath("data/evaluation.txt").read_text(encoding="utf-8")
+
+
 def write_texts(
     pair: Pair,
     prompts: Sequence[str],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdraft.check import Check, check
 from qdraft.core.rng import SeededRng
 from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
+from qdraft.core.schedule import schedule_for
 from qdraft.decode import decode
 from qdraft.errors import QDraftError
 from qdraft.exact import Exactness
@@ -87,30 +87,12 @@ class Generation:
 
     def _n_most(self) -> int:
         """The longest draft of this text; probes for ``exact`` when nothing is kept of that."""
-        wanted = self._params.n_draft
-        if wanted is None:
-            wanted = 8 if self._params.draft_policy == "auto" else 4
+        wanted = self._params.most_drafted
         nothing = self._params.drafter == "model" and self._pair.draft_engine is None
         if nothing or not (self._params.exact and wanted):
             return 0 if nothing else wanted
         self.exactness = self._pair.exactness(max(8, wanted))
         return min(wanted, self.exactness.n_draft)
-
-    def _schedule(self, n_draft: int) -> Schedule:
-        """The draft policy that was asked for."""
-        params = self._params
-        if params.draft_policy == "auto":
-            return CostAwareSchedule(
-                n_draft,
-                self._pair.costs,
-                self._pair.acceptance,
-                self._pair.loss,
-                p_min=params.p_min or 0.0,
-            )
-        p_min = params.p_min
-        if p_min is None:
-            p_min = 0.5 if params.draft_policy == "confidence" else 0.0
-        return FixedSchedule(n_draft, p_min)
 
     def _run(self) -> Generator[Chunk]:
         pair, params = self._pair, self._params
@@ -135,7 +117,7 @@ class Generation:
                     pair.drafter(params, n_most),
                     self.prompt,
                     self._sampler,
-                    self._schedule(n_most),
+                    schedule_for(params, n_most, pair.costs, pair.acceptance, pair.loss),
                     self._rng,
                     stop=stop,
                     clock=time.perf_counter,

@@ -5,18 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from qdraft.core.costs import ENOUGH, CostTable
-from qdraft.engine.library import build_id, cpu_id, default_threads
+from qdraft.engine.extra_buffers import extra_buffers_are_safe
+from qdraft.engine.library import build_id, cpu_id, cpu_name, default_threads, library_version
 from qdraft.engine.protocol import Engine
 from qdraft.exact import Exactness, probe_exactness
 from qdraft.paths import cache_dir, new_file
 from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
+
+
+def described(n_threads: int = 0) -> dict[str, Any]:
+    """What figures depend on beside the files, for a report: machine, build, threads, date."""
+    return {
+        "date": date.today().isoformat(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": n_threads or default_threads(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "library": f"llama-cpp-python {library_version()}",
+        "build": build_id(),
+        "extra_buffers": extra_buffers_are_safe(),
+    }
 
 
 def facts_of(path: Path, params: EngineParams) -> str:

@@ -12,6 +12,7 @@ from qdraft.types import Round
 
 _MANY = 16  # rounds after which hardly any draft means that the schedule saw no gain in it
 _GRAM = 8  # tokens of an n-gram that does not come back by chance
+_SPIKE = 2.0  # times the usual, from which a decode was disturbed
 _ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
 
 
@@ -27,9 +28,11 @@ class Summary:
     tokens emitted per round, over the rounds with a draft. ``accepted_histogram[i]`` counts
     those rounds by tokens accepted, ``sources`` has the three counts of each source of drafts.
     ``target_tokens_per_second`` is the target alone, from
-    the rounds without a draft. ``c`` and ``v`` (by number of rows) are in units of one
-    target token; ``predicted_speedup`` is what the cost model makes of them, alpha and the
-    draft lengths of this text (see ``qdraft.core.costmodel``). ``spread`` is how long the
+    the rounds without a draft; ``speedup`` is total against total, with decodes that took more
+    than twice the median of their width counted as that, because a disturbance that hits one of a
+    few rounds without a draft would pass for a gain. ``c`` and ``v`` (by number of rows) are in
+    units of one target token; ``predicted_speedup`` is what the cost model makes of them, alpha
+    and the draft lengths of this text (see ``qdraft.core.costmodel``). ``spread`` is how long the
     slowest tenth of the target's decodes took over their median, at equal numbers of rows: near 1
     on a machine that does nothing else. ``repetition`` is the share of this text's 8-grams that
     had been in it before: near 1 where it runs in circles, which flatters any draft.
@@ -86,7 +89,11 @@ def summarize(
     rate = _ratio(sum(r.n_emitted for r in later), sum(_seconds(r) for r in later))
     # What a drafter spent before it offered nothing is not the target's time.
     one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
-    alone = _ratio(1.0, one)
+    usual = {n: median(times) for n, times in _times_by_width(later).items()}
+    alone = _ratio(len(plain), sum(_settled(r, usual) for r in plain))
+    settled = _ratio(
+        sum(r.n_emitted for r in later), sum(r.draft_s + _settled(r, usual) for r in later)
+    )
     alpha = _ratio(n_accepted, n_tested)
     c = _c([r for r in later if source in (None, r.source)], one)
     v = {} if c is None else _v(drafted, one)
@@ -94,7 +101,7 @@ def summarize(
         _, known_c, known_v = costs.medians()
         c = known_c.get(source) if c is None and source else c
         v = dict(sorted({**known_v, **v}.items()))
-    gain = rate / alone if rate and alone and drafted else None
+    gain = settled / alone if settled and alone and drafted else None
     return Summary(
         n_prompt=sum(r.n_prompt for r in rounds),
         n_tokens=sum(r.n_emitted for r in rounds),
@@ -155,10 +162,20 @@ def _c(rounds: Sequence[Round], one: float) -> float | None:
 
 def _v(drafted: Sequence[Round], one: float) -> dict[int, float]:
     """v(n) from the median decode of each number of rows."""
-    by_width: dict[int, list[float]] = {}
-    for r in drafted:
-        by_width.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
-    return {n: median(times) / one for n, times in sorted(by_width.items())}
+    return {n + 1: median(t) / one for n, t in sorted(_times_by_width(drafted).items())}
+
+
+def _times_by_width(rounds: Sequence[Round]) -> dict[int, list[float]]:
+    """Seconds of the target's part of each round, by number of draft tokens."""
+    times: dict[int, list[float]] = {}
+    for r in rounds:
+        times.setdefault(r.n_draft, []).append(r.verify_s + r.other_s)
+    return times
+
+
+def _settled(round: Round, usual: dict[int, float]) -> float:
+    """Seconds of the target's part of a round, at most ``_SPIKE`` times what is usual for it."""
+    return min(round.verify_s + round.other_s, _SPIKE * usual[round.n_draft])
 
 
 def _predicted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ruamel.yaml.comments import CommentedMap
 from qdraft import registry
 from qdraft.errors import UsageError
 from qdraft.paths import new_file
+from qdraft.registry import Entry, Value
 
 
 def add(
@@ -20,17 +22,44 @@ def add(
 ) -> Path:
     """Add a pair of files to the user's models.yaml, or replace the one of that name.
 
-    The file is whole at every moment; returns its path. ``notes`` may hold a description and a
-    license. Raises UsageError for a file that is not valid, which is then left as it is.
+    The file is whole at every moment; returns its path. ``notes`` may hold a description, a
+    license and an origin. Raises UsageError for a file that is not valid, which is then left as it
+    is.
     """
+    # Not resolved: the hub's cache and people's folders name files by links.
+    files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}
+    return _put(name, {**notes, **files}, user_file)
+
+
+def set_tuned(entry: Entry, tuned: Mapping[str, Value], *, user_file: Path | None = None) -> Path:
+    """Write settings for a pair into the user's models.yaml, where it may be a shipped one.
+
+    Everything else of the entry stays as it is, but for comments inside it. Raises UsageError as
+    ``add`` does.
+    """
+    told: dict[str, Any] = {
+        "description": entry.description, "license": entry.license, "template": entry.template,
+        "origin": entry.origin, "target": entry.target, "draft": entry.draft or "",
+        "context": entry.context, "devices": dict(entry.devices), "tuned": dict(tuned),
+    }  # fmt: skip
+    if entry.source:
+        files = [{"package": f.package, "path": f.path} for f in entry.source.files]
+        told["source"] = {
+            "extra": entry.source.extra, "sha256": entry.source.sha256, "files": files,
+        }  # fmt: skip
+    return _put(entry.name, told, user_file)
+
+
+def _put(name: str, entry: dict[str, Any], user_file: Path | None) -> Path:
     path = registry.user_path(user_file)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text:
         registry.read(path)
-    # Not resolved: the hub's cache and people's folders name files by links.
-    files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}
-    entry = {key: value for key, value in {**notes, **files}.items() if value.strip()}
-    _write(path, _with(text, name, entry))
+    kept = {
+        key: value for key, value in entry.items()
+        if value not in (None, "", {}) and not (isinstance(value, str) and not value.strip())
+    }  # fmt: skip
+    _write(path, _with(text, name, kept))
     return path
 
 
@@ -61,7 +90,7 @@ def _write(path: Path, text: str) -> None:
         registry.read(part)
 
 
-def _with(text: str, name: str, entry: dict[str, str]) -> str:
+def _with(text: str, name: str, entry: dict[str, Any]) -> str:
     data = _parse(text)
     pairs = data.get("pairs")
     if not pairs:
@@ -120,7 +149,7 @@ def _flow(data: CommentedMap) -> bool:
     return bool(data.fa.flow_style() or data["pairs"].fa.flow_style())
 
 
-def _block(name: str, entry: dict[str, str], indent: int) -> str:
+def _block(name: str, entry: dict[str, Any], indent: int) -> str:
     lines = _dump({name: entry}).splitlines(keepends=True)
     return "".join(" " * indent + line for line in lines)
 

@@ -15,6 +15,14 @@ from ruamel.yaml.error import YAMLError
 from qdraft.errors import UsageError
 from qdraft.paths import config_dir
 
+Value = str | int | float
+
+# What an entry may say of qdraft's options: where the layers go, and how drafting is done.
+DEVICES = ("gpu-layers", "gpu-layers-draft", "main-gpu", "tensor-split")
+TUNED = ("drafter", "draft-policy", "n-draft", "p-min", "verify", "share-kv", "threads",
+         "threads-batch", "cache-type-k", "cache-type-v", "flash-attn")  # fmt: skip
+EVIDENCE = "evidence"  # beside tuned settings: what they were measured to bring
+
 
 @dataclass(frozen=True, slots=True)
 class PackagedFile:
@@ -43,6 +51,18 @@ class Entry:
     source: Source | None
     description: str = ""
     license: str = ""
+    template: str = ""  # a Jinja file that stands in for the model's own chat template
+    origin: str = ""  # where the files came from
+    context: int | None = None
+    devices: Mapping[str, Value] = field(default_factory=dict)
+    tuned: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the entry says of qdraft's options, by long name; the command line wins."""
+        context = {} if self.context is None else {"ctx-size": self.context}
+        told = {**context, **self.devices, **self.tuned}
+        return {key: str(value) for key, value in told.items() if key != EVIDENCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +103,20 @@ def user_path(user_file: Path | None = None) -> Path:
     return user_file or (Path(named) if named else config_dir() / "models.yaml")
 
 
-def draft_of(target: Path) -> Path | None:
-    """The draft of a pair of files in the user's models.yaml that has this target; None if none."""
+def entries_of(target: Path) -> list[Entry]:
+    """The pairs of files in the user's models.yaml that have this target and a draft."""
+    found = []
     for entry in load().entries.values():
         if entry.source is None and entry.draft and Path(entry.draft).is_file():
             known = Path(entry.target)
             if known.is_file() and target.is_file() and known.samefile(target):
-                return Path(entry.draft)
-    return None
+                found.append(entry)
+    return found
+
+
+def draft_of(target: Path) -> Path | None:
+    """The draft of the first of ``entries_of``; None if there is none."""
+    return next((Path(entry.draft) for entry in entries_of(target) if entry.draft), None)
 
 
 def _shipped() -> Path:
@@ -121,8 +147,14 @@ def read(path: Path) -> Registry:
 def _entry(name: str, value: Any, path: Path) -> Entry:
     where = f"{path}: pair {name}"
     data = _mapping(
-        value, where, required=("target",), optional=("draft", "source", "description", "license")
-    )
+        value,
+        where,
+        required=("target",),
+        optional=(
+            "draft", "source", "description", "license", "template", "origin", "context",
+            "devices", "tuned",
+        ),
+    )  # fmt: skip
     source = _source(data["source"], where) if "source" in data else None
     entry = Entry(
         name=name,
@@ -131,7 +163,14 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
         source=source,
         description=_text(data, "description", where),
         license=_text(data, "license", where),
+        template=_text(data, "template", where),
+        origin=_text(data, "origin", where),
+        context=_context(data, where),
+        devices=_options(data, "devices", DEVICES, where),
+        tuned=_options(data, "tuned", (*TUNED, EVIDENCE), where),
     )
+    if entry.template:
+        entry = replace(entry, template=str(_seen_from(path, entry.template)))
     if source:
         return entry
     draft = str(_seen_from(path, entry.draft)) if entry.draft else None
@@ -153,6 +192,33 @@ def _source(value: Any, where: str) -> Source:
     )
 
 
+def _context(data: dict[str, Any], where: str) -> int | None:
+    value = data.get("context")
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise UsageError(f"{where}: context{_line(data, 'context')} must be a number, not {value!r}")
+
+
+def _options(
+    data: dict[str, Any], key: str, known: tuple[str, ...], where: str
+) -> dict[str, Value]:
+    """Settings by the long names of qdraft's options."""
+    if data.get(key) is None:
+        return {}
+    found = _mapping(data[key], f"{where}, {key}", required=(), optional=known)
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            place = f"{where}, {key}: {name}{_line(found, name)}"
+            raise UsageError(f"{place} must be text or a number, not {value!r}")
+    return dict(found)
+
+
+def _line(data: Any, key: str) -> str:
+    """Where a key stands in its file, in words."""
+    known = isinstance(data, CommentedMap) and key in data
+    return f" (line {data.lc.key(key)[0] + 1})" if known else ""
+
+
 def _mapping(
     value: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -164,20 +230,25 @@ def _mapping(
         )
     for key in value:
         if key not in known:
-            line = f" (line {value.lc.key(key)[0] + 1})" if isinstance(value, CommentedMap) else ""
             raise UsageError(
-                f"{where}: unknown key {key}{line}", hint=f"known keys: {', '.join(known)}"
+                f"{where}: unknown key {key}{_line(value, key)}",
+                hint=f"known keys: {', '.join(known)}",
             )
     for key in required:
         if key not in value:
-            raise UsageError(f"{where}: the key {key} is missing")
+            started = (
+                f" (the entry of line {value.lc.line + 1})"
+                if value and isinstance(value, CommentedMap)
+                else ""
+            )
+            raise UsageError(f"{where}: the key {key} is missing{started}")
     return value
 
 
 def _text(data: Mapping[str, Any], key: str, where: str) -> str:
     value = data.get(key, "")
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {key} must be text, not {value!r}")
+        raise UsageError(f"{where}: {key}{_line(data, key)} must be text, not {value!r}")
     return value
 
 

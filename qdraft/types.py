@@ -113,11 +113,10 @@ class Verdict:
 class Round:
     """One round: draft, verify, accept.
 
-    ``tokens`` are the emitted ones, ``draft_tokens`` the proposed ones,
-    ``n_context`` the length of the text before the round. ``n_prompt`` counts
-    prompt tokens evaluated in this round (only the first has any); ``confidence``,
-    ``n_draft_rows`` and ``n_caught_up`` are the draft's own account. Times in
-    seconds: ``draft_s`` drafting, ``verify_s`` the target's decode, ``other_s``
+    ``tokens`` are the emitted ones, ``draft_tokens`` the proposed ones, ``n_context`` the length of
+    the text before the round. ``n_prompt`` counts prompt tokens evaluated in this round (only the
+    first has any); ``confidence``, ``n_draft_rows`` and ``n_caught_up`` are the draft's own
+    account. Times in seconds: ``draft_s`` drafting, ``verify_s`` the target's decode, ``other_s``
     the rest.
     """
 
@@ -153,8 +152,8 @@ class Round:
 class Chunk:
     """One emitted token and the text that it released.
 
-    ``text`` may be empty (half a character, a held-back stop string, a control
-    token); the last chunk of a text has ``token`` None and flushes what was held.
+    ``text`` may be empty (half a character, a held-back stop string, a control token); the last
+    chunk of a text has ``token`` None and flushes what was held.
     """
 
     text: str
@@ -209,17 +208,14 @@ class DecodeParams:
     """How much is generated and how it is drafted.
 
     ``n_predict`` -1 generates until the text ends or the context is full.
-    ``drafter`` is "model" (the pair's draft), "ngram" (repetitions in the text) or
-    "hybrid" (those first, the model where they do not pay).
-    ``draft_policy`` is "auto" (as many tokens as pay by measured costs, none if
-    none do), "fixed" (always ``n_draft``) or "confidence" (until the draft's top
-    probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
-    round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under
-    every policy.
-    ``stop`` are strings that end the text and are not part of it. ``seed`` -1
-    draws one; it repeats a text where the draft lengths repeat, that is not under
-    "auto". ``verify`` above temperature 0: "block" as a whole, or "token" by
-    token.
+    ``drafter`` is "model" (the pair's draft), "ngram" (repetitions in the text) or "hybrid" (those
+    first, the model where they do not pay). ``draft_policy`` is "auto" (as many tokens as pay by
+    measured costs, none if none do), "fixed" (always ``n_draft``) or "confidence" (until the
+    draft's top probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
+    round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under every policy.
+    ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one; it repeats
+    a text where the draft lengths repeat, that is not under "auto". ``verify`` above temperature 0:
+    "block" as a whole, or "token" by token.
     ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
     token at a time, as a probe finds; where there are none the target runs alone.
     """
@@ -248,6 +244,12 @@ class DecodeParams:
         rules = ("token", "block")
         _require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
         _require("" not in self.stop, "stop", '""', "a string that is not empty")
+
+    @property
+    def most_drafted(self) -> int:
+        """``n_draft``, or what it is where nothing was asked for."""
+        unasked = 8 if self.draft_policy == "auto" else 4
+        return unasked if self.n_draft is None else self.n_draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,17 @@ def test_the_baseline_is_the_targets_time_alone() -> None:
     assert summary.c == pytest.approx(0.5)
 
 
+def test_both_sides_of_the_speedup_are_totals_and_disturbances_count_twice_at_most() -> None:
+    """A median against a mean reads a loss where there is none: plain rounds of 1, 1 and 1.6."""
+    plain = [make(0, 0), make(0, 0), make(0, 0, verify_s=1.6)]
+    drafted = [make(1, 0, draft_s=0, verify_s=s) for s in (1.0, 1.0, 1.6)] * 3
+    same = summarize([PROMPT, *plain, *drafted])
+    assert same.speedup == pytest.approx(1.0)
+    assert same.target_tokens_per_second == pytest.approx(3 / 3.6)
+    spiked = [*plain[:2], make(0, 0, verify_s=50.0)]
+    assert summarize([PROMPT, *spiked, *drafted]).speedup == pytest.approx(12 / 14.8 * 4 / 3)
+
+
 def test_reading_the_prompt_is_no_part_of_c() -> None:
     read = make(2, 2, draft_s=50.0, n_caught_up=200)
     assert summarize([PROMPT, make(0, 0), read]).c is None

@@ -13,8 +13,12 @@ import typer
 
 from qdraft import __version__
 from qdraft.cli import models
+from qdraft.cli.bench import bench
+from qdraft.cli.compare import compare
+from qdraft.cli.explain import explain
 from qdraft.cli.inspect import inspect
 from qdraft.cli.make import make
+from qdraft.cli.replay import replay
 from qdraft.cli.run import INTERRUPTED, run
 from qdraft.errors import QDraftError
 from qdraft.render.console import LogToTalk, show_line
@@ -29,6 +33,10 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(make)
+app.command()(bench)
+app.command()(compare)
+app.command()(replay)
+app.command()(explain)
 app.command()(inspect)
 app.add_typer(models.app)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import median
 
 from qdraft.types import Round
@@ -40,23 +40,34 @@ class CostTable:
             self._c[source].append(ratio)
         for width, ratio in self._kept_v.items():
             self._v[width].append(ratio)
+        # The medians, looked up many times a round.
+        self._target_s = target_s or None
+        self._c_mid = dict(self._kept_c)
+        self._v_mid = dict(self._kept_v)
+        self._v_of: dict[int, float] = {}
 
     def add(self, round: Round) -> None:
         """Take in the times of a round (not the prompt's); verifying is a part of the decode."""
         verify_s = round.verify_s + round.other_s
         if not round.n_draft:
             self._target.append(verify_s)
-        if self.target_s is None:
+            self._target_s = median(self._target)
+        if self._target_s is None:
             return
         if round.n_draft:
-            self._v[round.n_draft + 1].append(verify_s / self.target_s)
+            times = self._v[width := round.n_draft + 1]
+            times.append(verify_s / self._target_s)
+            self._v_mid[width] = median(times)
+            self._v_of.clear()
         if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
-            self._c[round.source].append(round.draft_s / round.n_draft_rows / self.target_s)
+            times = self._c[round.source]
+            times.append(round.draft_s / round.n_draft_rows / self._target_s)
+            self._c_mid[round.source] = median(times)
 
     @property
     def target_s(self) -> float | None:
         """Seconds of one target token alone, lately."""
-        return median(self._target) if self._target else None
+        return self._target_s
 
     @property
     def complete(self) -> bool:
@@ -65,8 +76,7 @@ class CostTable:
 
     def c(self, source: str) -> float:
         """Time of a draft row of this source over that of one target token; 0 if unknown."""
-        times = self._c.get(source)
-        return median(times) if times else 0.0
+        return self._c_mid.get(source, 0.0)
 
     def v(self, n: int) -> float:
         """Time of a target decode of ``n`` rows over that of one.
@@ -75,9 +85,13 @@ class CostTable:
         ``_REACH`` rows beyond the widest measured one it is guessed low, so that wider batches
         get tried; after that it is infinite, so that they are tried step by step.
         """
+        if n not in self._v_of:
+            self._v_of[n] = self._estimate(n)
+        return self._v_of[n]
+
+    def _estimate(self, n: int) -> float:
         # One by one, n rows cost n: whatever was measured beyond that was a disturbance.
-        measured = {width: min(width, median(x)) for width, x in self._v.items() if x}
-        known = {1: 1.0, **measured}
+        known = {1: 1.0, **{width: min(width, x) for width, x in self._v_mid.items()}}
         if n in known:
             return known[n]
         below = sorted(width for width in known if width < n)
@@ -173,11 +187,16 @@ class RecentLoss:
 
     _N_TOKENS = 200
     _N_ROUNDS = 24  # rounds that the current speed is taken from
+    _N_TRIED = 4  # rounds of a source before its own speed is believed
+    _STALE = 96  # rounds without a source after which it is tried again
 
     def __init__(self, max_loss: float = 0.008) -> None:
         self._max_loss = max_loss
         self._limit = self._START
         self._recent: deque[tuple[int, float]] = deque(maxlen=self._N_ROUNDS)
+        self._of_source: dict[str, deque[tuple[int, float]]] = {}
+        self._last_round: dict[str, int] = {}
+        self._n_rounds = 0
         self.debt = 0.0
 
     def add(self, round: Round, costs: CostTable) -> None:
@@ -197,6 +216,11 @@ class RecentLoss:
             spent = float(round.n_emitted)
             self.debt = max(min(0.0, self.debt), self.debt - self._max_loss * round.n_emitted)
         self._recent.append((round.n_emitted, spent))
+        self._n_rounds += 1
+        if round.n_draft_rows:
+            of_source = self._of_source.setdefault(round.source, deque(maxlen=self._N_ROUNDS))
+            of_source.append((round.n_emitted, spent))
+            self._last_round[round.source] = self._n_rounds
 
     @property
     def exhausted(self) -> bool:
@@ -205,8 +229,13 @@ class RecentLoss:
     @property
     def speed(self) -> float:
         """Tokens per target-token time over the last rounds; 1 before there are any."""
-        spent = sum(time for _, time in self._recent)
-        return sum(n for n, _ in self._recent) / spent if spent else 1.0
+        return _speed(self._recent) if self._recent else 1.0
+
+    def speed_of(self, source: str) -> float:
+        """The same over the last rounds of one source; infinite where little is known of it."""
+        known = self._of_source.get(source, ())
+        stale = self._n_rounds - self._last_round.get(source, 0) > self._STALE
+        return math.inf if stale or len(known) < self._N_TRIED else _speed(known)
 
     @property
     def leeway(self) -> float:
@@ -216,3 +245,7 @@ class RecentLoss:
     def affords(self, loss: float) -> bool:
         """True if a round that is expected to lose this much stays within the limit."""
         return self.debt + loss < self._limit
+
+
+def _speed(rounds: Collection[tuple[int, float]]) -> float:
+    return sum(n for n, _ in rounds) / sum(time for _, time in rounds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from qdraft.core.costs import N_READ_FREE, AcceptanceTable, CostTable, RecentLoss
-from qdraft.types import Round
+from qdraft.types import DecodeParams, Round
 
 _HORIZON = 256  # tokens within which reading the text with a draft must pay
 PLAIN_EVERY = 24  # rounds between two that measure the target alone
@@ -38,6 +38,13 @@ class Gate(Protocol):
 
     def take(self, source: str, confidence: float) -> bool:
         """Is a token from the row just paid worth verifying? Counts it if so."""
+        ...
+
+    def speed(self, source: str) -> float:
+        """Speed of this source's last rounds over the target alone, to choose by.
+
+        Infinite where it should be tried, again or for the first time.
+        """
         ...
 
 
@@ -72,6 +79,9 @@ class CountingGate:
             return False
         self._left -= 1
         return True
+
+    def speed(self, source: str) -> float:
+        return 1.0
 
 
 class FixedSchedule:
@@ -166,6 +176,22 @@ class CostAwareSchedule:
             self._since_draft += round.n_emitted
 
 
+def schedule_for(
+    params: DecodeParams,
+    n_draft: int,
+    costs: CostTable,
+    acceptance: AcceptanceTable,
+    loss: RecentLoss,
+) -> Schedule:
+    """The draft policy of ``params``, with drafts of at most ``n_draft`` tokens."""
+    if params.draft_policy == "auto":
+        return CostAwareSchedule(n_draft, costs, acceptance, loss, p_min=params.p_min or 0.0)
+    p_min = params.p_min
+    if p_min is None:
+        p_min = 0.5 if params.draft_policy == "confidence" else 0.0
+    return FixedSchedule(n_draft, p_min)
+
+
 class CostGate:
     """The gate of one round of a CostAwareSchedule."""
 
@@ -202,6 +228,9 @@ class CostGate:
             return 0
         # A probe is one token that is expected to lose.
         return n if gain > cost else int(self._probe and self._k == 0)
+
+    def speed(self, source: str) -> float:
+        return self._loss.speed_of(source)
 
     def _worth_reading(self, source: str, n_behind: int, gain: float, cost: float) -> bool:
         """Will drafting win back the time to read ``n_behind`` tokens?"""

@@ -31,6 +31,12 @@ class Drafter(Protocol):
         ...
 
 
+class SourceDrafter(Drafter, Protocol):
+    """A drafter whose drafts are all of one source."""
+
+    source: str
+
+
 class NoDrafter:
     """The target alone."""
 

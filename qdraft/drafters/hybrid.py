@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from qdraft.core.rng import Rng
 from qdraft.core.sampling import Sampler
 from qdraft.core.schedule import Gate
-from qdraft.drafters.base import Drafter
+from qdraft.drafters.base import Drafter, SourceDrafter
 from qdraft.types import Draft
 
 
 class HybridDrafter:
-    """Offers the first drafter's tokens, or the next one's when the gate lets none of them by.
+    """Offers repetitions where they pay, else the tokens of whoever else is expected to be fastest.
 
     The gate weighs each source by its own record: a drafter that has not been paying is turned
     away, at no cost, and a round is always of one source.
     """
 
-    def __init__(self, *drafters: Drafter) -> None:
-        self._drafters = drafters
+    def __init__(self, first: Drafter, *others: SourceDrafter) -> None:
+        self._first, self._others = first, others
+        self._drafters: tuple[Drafter, ...] = (first, *others)
 
     def begin(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
@@ -27,7 +28,8 @@ class HybridDrafter:
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
         draft = Draft()
-        for drafter in self._drafters:
+        others = sorted(self._others, key=lambda drafter: -gate.speed(drafter.source))
+        for drafter in (self._first, *others):
             draft = drafter.draft(context, gate, sampler, rng)
             if draft.tokens or draft.n_rows:
                 break

@@ -109,6 +109,16 @@ def build_id() -> str:
     return f"{library_version()}-{_digest(stamp)}"
 
 
+def cpu_name() -> str:
+    """The CPU's name, for people."""
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line)
+    return next(named, platform.machine())
+
+
 def cpu_id() -> str:
     """Names this CPU: its model and the instruction sets that it advertises."""
     try:

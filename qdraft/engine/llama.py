@@ -114,10 +114,12 @@ class LlamaModel:
 class LlamaEngine:
     """One context on a model; ``decode_s`` adds up the seconds spent in llama_decode."""
 
-    def __init__(self, model: LlamaModel, params: EngineParams) -> None:
+    def __init__(
+        self, model: LlamaModel, params: EngineParams, *, n_rows: int = MAX_N_DRAFT + 1
+    ) -> None:
         """Make a context, of ``DEFAULT_N_CTX`` or the training context if ``n_ctx`` is None.
 
-        Raises EngineError on failure.
+        ``n_rows`` is the most rows of logits of one eval. Raises EngineError on failure.
         """
         self._lib = lib = native()
         self._model = model
@@ -130,7 +132,7 @@ class LlamaEngine:
         native_params.n_ctx = n_ctx
         native_params.n_batch = params.n_batch
         native_params.n_ubatch = params.n_ubatch
-        native_params.n_outputs_max = MAX_N_DRAFT + 1  # else room for n_ubatch rows is reserved
+        native_params.n_outputs_max = n_rows  # else room for n_ubatch rows is reserved
         native_params.n_threads = n_threads
         native_params.n_threads_batch = params.n_threads_batch or n_threads
         native_params.type_k = getattr(lib, f"GGML_TYPE_{params.cache_type_k.upper()}")

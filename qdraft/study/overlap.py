@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.engine.protocol import Engine
 from qdraft.engine.quantize import Progress
+from qdraft.study.statistics import Mean, mean_of
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Means over ``n`` places of a text, at temperature 1 and without truncation.
+    """Means over ``n`` places of a text, at temperature 1 (or that named) and untruncated.
 
     ``same_top`` is the share of places where both like the same token best: alpha of greedy
     drafting. ``sum_min`` is the mean of sum over x of min(p(x), q(x)): alpha of sampled drafting
     (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). ``sum_min_error`` is its standard
-    error. All are of the first token of a draft.
+    error. All are of the first token of a draft. ``by_temperature`` has the acceptance rate at
+    each temperature asked for: ``same_top`` at 0, else the mean of sum min(p, q) there.
     """
 
     n: int
     same_top: float
     sum_min: float
     sum_min_error: float
+    by_temperature: dict[float, Mean] = field(default_factory=dict)
 
 
 def overlap(
@@ -34,6 +37,7 @@ def overlap(
     texts: Sequence[tuple[int, Sequence[int]]],
     copy: Callable[[int], None] | None = None,
     progress: Progress | None = None,
+    temperatures: Sequence[float] = (),
 ) -> Overlap:
     """Compare over ``texts``: how many of its tokens are prompt, and all of them.
 
@@ -41,7 +45,7 @@ def overlap(
     its own. Both caches are empty afterwards.
     """
     same: list[bool] = []
-    shares: list[float] = []
+    shares: dict[float, list[float]] = {t: [] for t in (1.0, *temperatures) if t > 0}
     of = sum(len(tokens) - n_prompt for n_prompt, tokens in texts)
     n_vocab = min(target.vocab.n_tokens, draft.vocab.n_tokens)
     for n_prompt, tokens in texts:
@@ -58,15 +62,19 @@ def overlap(
             p = target.eval(tokens[place : place + 1], 1)[0, :n_vocab]
             q = draft.eval(tokens[place : place + 1], 1)[0, :n_vocab]
             same.append(bool(p.argmax() == q.argmax()))
-            shares.append(float(np.minimum(_softmax(p), _softmax(q)).sum()))
+            for t, found in shares.items():
+                found.append(float(np.minimum(_softmax(p, t), _softmax(q, t)).sum()))
             if progress:
                 progress(len(same), of)
     target.truncate(0)
     draft.truncate(0)
-    error = float(np.std(shares, ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 0.0
-    return Overlap(len(same), float(np.mean(same)), float(np.mean(shares)), error)
+    means = {0.0: mean_of(same), **{t: mean_of(found) for t, found in shares.items()}}
+    return Overlap(
+        len(same), means[0].value, means[1].value, means[1].error,
+        {t: means[t] for t in temperatures},
+    )  # fmt: skip
 
 
-def _softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
-    weights = np.exp(row.astype(np.float64) - row.max())
+def _softmax(row: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+    weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
     return np.asarray(weights / weights.sum())

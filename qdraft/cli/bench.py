@@ -1,0 +1,168 @@
+"""`qdraft bench`: a pair on real work, beside the target alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qdraft.cli import options as opt
+from qdraft.cli import study_options as study
+from qdraft.cli.opening import Models, open_models
+from qdraft.cli.studies import Shown, show_study
+from qdraft.errors import UsageError
+from qdraft.pair import Pair
+from qdraft.render import bench as view
+from qdraft.render.progress import Bars
+from qdraft.study.bench import Sample, measure
+from qdraft.study.fold import Bench, fold
+from qdraft.study.work import Task, built_in, read_tasks
+from qdraft.types import DecodeParams, SamplingParams
+
+_WORK = "Work"
+
+Prompts = Annotated[
+    Path | None,
+    opt.option(
+        _WORK,
+        "--prompts",
+        help='JSONL with {"kind": ..., "prompt": ...} a line, or Spec-Bench\'s questions.',
+        default="our own",
+    ),
+]
+Kinds = Annotated[
+    str | None, opt.option(_WORK, "--kinds", help="Only these, as code,story.", default="all")
+]
+PerKind = Annotated[
+    int, opt.option(_WORK, "--per-kind", min=1, max=2, help="Prompts of our own for each kind.")
+]
+Repeats = Annotated[
+    int, opt.option(_WORK, "-r", "--repeats", min=1, max=100, help="Times that all is written.")
+]
+IgnoreEos = Annotated[
+    bool, opt.option(_WORK, "--ignore-eos", help="No text ends before -n tokens.")
+]
+
+
+def bench(
+    target: opt.Target = None,
+    draft: opt.DraftFile = None,
+    pair: opt.PairName = None,
+    models_file: opt.ModelsFile = None,
+    prompts: Prompts = None,
+    kinds: Kinds = None,
+    per_kind: PerKind = 1,
+    repeats: Repeats = 1,
+    n_predict: study.NPredictStudy = 64,
+    ignore_eos: IgnoreEos = False,
+    temperatures: study.Temperatures = "0,1",
+    top_k: opt.TopK = 40,
+    top_p: opt.TopP = 0.95,
+    min_p: opt.MinP = 0.05,
+    seed: opt.Seed = 1,
+    drafter: opt.DrafterName = "model",
+    draft_policy: opt.DraftPolicy = "auto",
+    n_draft: opt.NDraft = None,
+    p_min: opt.PMin = None,
+    verify: opt.Verify = "block",
+    share_kv: opt.ShareKv = "auto",
+    ctx_size: opt.CtxSize = 2048,
+    gpu_layers: opt.GpuLayers = "auto",
+    gpu_layers_draft: opt.GpuLayersDraft = "auto",
+    threads: opt.Threads = 0,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    flash_attn: opt.FlashAttn = "auto",
+    output: study.OutputFormat = "table",
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    plot: study.PlotFile = None,
+    no_plot: study.NoPlot = False,
+    report: study.ReportFile = None,
+) -> None:
+    """Measure a pair on kinds of work: the target alone against qdraft, text by text.
+
+    Answers which work and which temperature drafting pays for on this machine, how sure that is,
+    and what the cost model makes of it.
+    """
+    shown = Shown(output, as_json, quiet, plot, no_plot, report)
+    chosen = study.names_of(kinds) if kinds else None
+    tasks = read_tasks(prompts, chosen) if prompts else built_in(chosen, per_kind)
+    work = Work(
+        tasks, study.parse_temperatures(temperatures), repeats, ignore_eos,
+        SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p),
+        DecodeParams(
+            n_predict=n_predict, drafter=drafter, n_draft=n_draft, draft_policy=draft_policy,
+            p_min=p_min, verify=verify, seed=max(0, seed),
+        ),
+    )  # fmt: skip
+    models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)
+    engines = opt.engine_params(
+        ctx_size, None, gpu_layers, gpu_layers_draft, 0, None, threads, 0, cache_type_k,
+        cache_type_v, flash_attn, 2048, None,
+    )  # fmt: skip
+    with open_models(models, *engines, quiet=quiet) as opened:
+        if opened.draft is None and drafter != "ngram":
+            raise UsageError("there is no draft to measure", hint="-d, or --drafter ngram")
+        found = work.run(opened, quiet=quiet)
+        about = {**study.about(opened, engines[0].n_threads), **work.about()}
+    show_study(
+        "qdraft bench", view.sheets(found), view.pictures(found), view.report(found, about),
+        found.doubts, [found.verdict], shown,
+    )  # fmt: skip
+    if not found.complete:
+        raise typer.Exit(study.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is written, and how."""
+
+    tasks: list[Task]
+    temperatures: tuple[float, ...]
+    repeats: int
+    ignore_eos: bool
+    sampling: SamplingParams
+    params: DecodeParams
+
+    def __post_init__(self) -> None:
+        if self.params.n_predict < 2:
+            raise UsageError("a bench needs texts of at least 2 tokens (-n)")
+        if self.params.n_draft == 0:
+            raise UsageError("--n-draft 0 is the target alone, which is measured anyway")
+
+    def run(self, pair: Pair, *, quiet: bool) -> Bench:
+        """Measure until done, or until interrupted: what is done by then counts."""
+        vocab = pair.target_engine.vocab
+        ends = [t for t in range(vocab.n_tokens) if vocab.is_end(t)] if self.ignore_eos else []
+        sampling = SamplingParams(
+            top_k=self.sampling.top_k, top_p=self.sampling.top_p, min_p=self.sampling.min_p,
+            logit_bias=dict.fromkeys(ends, -float("inf")),
+        )  # fmt: skip
+        samples: list[Sample] = []
+        complete = True
+        with Bars(quiet=quiet) as bars:
+            try:
+                for sample in measure(
+                    pair, self.tasks, self.temperatures, sampling=sampling, params=self.params,
+                    repeats=self.repeats, progress=bars.step,
+                ):  # fmt: skip
+                    samples.append(sample)  # noqa: PERF402 (an interrupt keeps these)
+            except KeyboardInterrupt:
+                complete = False
+                if not samples:
+                    raise
+        return fold(samples, pair.costs.medians(), complete=complete)
+
+    def about(self) -> dict[str, Any]:
+        """The settings, for a report."""
+        return {
+            "n_prompts": len(self.tasks), "repeats": self.repeats,
+            "n_predict": self.params.n_predict, "temperatures": self.temperatures,
+            "top_k": self.sampling.top_k, "top_p": self.sampling.top_p,
+            "min_p": self.sampling.min_p, "ignore_eos": self.ignore_eos,
+            "drafter": self.params.drafter, "draft_policy": self.params.draft_policy,
+            "n_draft": self.params.n_draft, "verify": self.params.verify,
+        }  # fmt: skip

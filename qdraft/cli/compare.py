@@ -1,0 +1,131 @@
+"""`qdraft compare`: the quantization ladder of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qdraft.calibration import evaluation_text
+from qdraft.cli import options as opt
+from qdraft.cli import study_options as study
+from qdraft.cli.studies import Shown, show_study
+from qdraft.errors import UsageError
+from qdraft.machine import described
+from qdraft.render import compare as view
+from qdraft.render.progress import Bars
+from qdraft.study.compare import Plan
+from qdraft.study.compare import compare as measure
+from qdraft.study.ladder import Comparison, Measured, conclude
+from qdraft.types import EngineParams
+
+_TEXT, _TYPES = "Text", "Types made on the fly"
+
+TargetFile = Annotated[Path, typer.Argument(metavar="TARGET.gguf", help="The reference.")]
+Rungs = Annotated[
+    list[str],
+    typer.Argument(metavar="DRAFT_OR_TYPE...", help="GGUF files, or types that are made of it."),
+]
+TextFile = Annotated[
+    Path | None,
+    opt.option(
+        _TEXT, "-f", "--file", help="Text to score, as wikitext's raw files.", default="built in"
+    ),
+]
+Chunks = Annotated[
+    int | None, opt.option(_TEXT, "--chunks", min=1, help="Chunks to score.", default="all")
+]
+Ctx = Annotated[int, opt.option(_TEXT, "-c", "--ctx-size", min=16, help="Tokens of a chunk.")]
+Matrix = Annotated[
+    Path | None,
+    opt.option(_TYPES, "--imatrix", help="A given one.", default="collected over a built-in text"),
+]
+NoMatrix = Annotated[bool, opt.option(_TYPES, "--no-imatrix", help="Quantize without one.")]
+NPredict = Annotated[
+    int, opt.option(_TEXT, "-n", "--n-predict", min=8, help="Tokens of each text that is timed.")
+]
+Again = Annotated[
+    bool, opt.option("Output", "--again", help="Measure again what the cache has already.")
+]
+
+
+def compare(
+    target: TargetFile,
+    rungs: Rungs,
+    file: TextFile = None,
+    chunks: Chunks = None,
+    ctx_size: Ctx = 512,
+    temperatures: study.Temperatures = "0,1",
+    n_predict: NPredict = 32,
+    matrix: Matrix = None,
+    no_matrix: NoMatrix = False,
+    threads: opt.Threads = 0,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    flash_attn: opt.FlashAttn = "auto",
+    gpu_layers: opt.GpuLayers = "auto",
+    again: Again = False,
+    output: study.OutputFormat = "table",
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    plot: study.PlotFile = None,
+    no_plot: study.NoPlot = False,
+    report: study.ReportFile = None,
+) -> None:
+    """Compare quantizations of one model: size, speed, KL divergence, and each as a draft.
+
+    Ends with a verdict: which pair to run, which single file, and why.
+    """
+    shown = Shown(output, as_json, quiet, plot, no_plot, report)
+    if matrix and no_matrix:
+        raise UsageError("give either --imatrix or --no-imatrix, not both")
+    plan = Plan(
+        reference=target,
+        rungs=tuple(_rung(text) for text in dict.fromkeys(rungs)),
+        text=opt.read_text_file(file) if file else evaluation_text(),
+        n_ctx=ctx_size,
+        n_chunks=chunks,
+        temperatures=study.parse_temperatures(temperatures),
+        n_predict=n_predict,
+        imatrix=matrix,
+        with_imatrix=not no_matrix,
+        params=EngineParams(
+            n_threads=threads, cache_type_k=cache_type_k, cache_type_v=cache_type_v,
+            flash_attn=flash_attn, n_gpu_layers=opt.parse_gpu_layers(gpu_layers, "--gpu-layers"),
+        ),
+        again=again,
+    )  # fmt: skip
+    found = _run(plan, quiet=quiet)
+    about = {
+        **described(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
+        "temperatures": plan.temperatures,
+    }  # fmt: skip
+    doubts = sorted({doubt for row in found.rows for doubt in row.found.get("doubts", [])})
+    show_study(
+        f"qdraft compare {target.name}", view.sheets(found), view.pictures(found),
+        view.report(found, about), doubts, found.verdict.words, shown,
+    )  # fmt: skip
+    if not found.complete:
+        raise typer.Exit(study.INTERRUPTED)
+
+
+def _rung(text: str) -> Path | str:
+    """A file, or the name of a type."""
+    path = Path(text)
+    return path if path.exists() or path.suffix == ".gguf" or "/" in text else text.upper()
+
+
+def _run(plan: Plan, *, quiet: bool) -> Comparison:
+    """Measure rung by rung; an interrupt ends it there, and the next run goes on from there."""
+    found: list[Measured] = []
+    complete = True
+    with Bars(quiet=quiet) as bars:
+        try:
+            for one in measure(plan, progress=bars.step):
+                found.append(one)  # noqa: PERF402 (an interrupt keeps these)
+        except KeyboardInterrupt:
+            complete = False
+            if not found:
+                raise
+    return conclude(found[0], found[1:], complete=complete)

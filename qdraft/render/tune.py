@@ -1,0 +1,74 @@
+"""Ways to draft that were tried, for people: replayed, and live where that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from qdraft.core.costmodel import speedup
+from qdraft.render.sheet import Cell, Sheet
+from qdraft.study.explain import v_at
+from qdraft.study.pictures import Curves, Picture, costs_picture, line_of, places_picture
+from qdraft.study.replay import Costs
+from qdraft.study.tune import Tried
+
+
+def sheets(tried: Sequence[Tried]) -> list[Sheet]:
+    """One row a way, as they come."""
+    columns = (
+        "way", "alpha", "draft yield", "tau", "replayed", "live", "low", "high", "live alpha",
+    )  # fmt: skip
+    return [Sheet("ways to draft, times the target alone", columns, tuple(map(_row, tried)))]
+
+
+def pictures(tried: Sequence[Tried], costs: Costs) -> list[Picture]:
+    """Speed-up against n_draft, replayed, by the formula and live; costs; acceptance by place."""
+    fixed = [one for one in tried if one.params.draft_policy == "fixed" and "token" not in one.name]
+    out: list[Picture] = []
+    if len(fixed) > 1:
+        lengths = [(one.params.n_draft or 0, one) for one in fixed]
+        lines = [
+            line_of("replayed", [(n, one.replayed.speedup) for n, one in lengths]),
+            line_of(
+                "by the formula at that alpha",
+                [
+                    (n, speedup(one.replayed.alpha or 0.0, n, costs.c, v_at(costs.v, n + 1)))
+                    for n, one in lengths
+                ],
+            ),
+            line_of("live", [(n, one.live.value if one.live else None) for n, one in lengths]),
+        ]
+        kept = tuple(line for line in lines if line.x)
+        out.append(Curves("Speed-up by draft length", "n_draft", "times the target alone", kept))
+        longest = max(fixed, key=lambda one: one.params.n_draft or 0)
+        out.append(places_picture(longest.replayed.alpha_at))
+    best = max(fixed, key=lambda one: one.replayed.speedup, default=None)
+    chosen = best.params.n_draft if best and best.replayed.speedup > 1 else None
+    return [*out, costs_picture(dict(costs.v), costs.c, chosen)]
+
+
+def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object."""
+    return {
+        **about,
+        "costs": {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}},
+        "ways": [{"name": one.name, **asdict(one)} for one in tried],
+    }
+
+
+def words(tried: Sequence[Tried]) -> str:
+    """Which way is the fastest by the replay."""
+    best = max(tried, key=lambda one: one.replayed.speedup)
+    if best.replayed.speedup <= 1:
+        return "no way of drafting pays with these costs: the target alone is the fastest"
+    alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
+    return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
+
+
+def _row(one: Tried) -> tuple[Cell, ...]:
+    made, live = one.replayed, one.live
+    ends: tuple[Cell, ...] = (live.value, live.low, live.high) if live else (None, None, None)
+    return (
+        one.name, made.alpha, made.draft_yield, made.tau, made.speedup, *ends, one.live_alpha,
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""The quantization ladder of one model: quality, speed and acceptance of each rung in one table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qdraft.calibration import built_in_text, to_chunks
+from qdraft.engine.imatrix import collect
+from qdraft.engine.library import default_threads
+from qdraft.engine.llama import LlamaModel
+from qdraft.engine.quantize import Recipe, file_types, quantize
+from qdraft.engine.vocab import LlamaVocab
+from qdraft.errors import PairError, QDraftError, UsageError
+from qdraft.gguf.facts import Facts, require_model
+from qdraft.gguf.pairing import SAME_MODEL
+from qdraft.gguf.pairing import compare as compare_files
+from qdraft.machine import facts_of, store_path
+from qdraft.make import held_out
+from qdraft.paths import cache_dir, new_file
+from qdraft.study.cell import run_cell
+from qdraft.study.ladder import Measured
+from qdraft.study.perplexity import chunks_of
+from qdraft.types import EngineParams
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float, float], None]
+Cell = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
+
+_RUNG = "qdraft.study.rung"
+_N_PLACES = 90  # of held-out text, that acceptance is taken over
+_VERSION = 1  # of what a cell measures
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared, over which text."""
+
+    reference: Path
+    rungs: tuple[Path | str, ...]
+    text: str
+    n_ctx: int = 512
+    n_chunks: int | None = None
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    n_predict: int = 32
+    imatrix: Path | None = None
+    with_imatrix: bool = True
+    params: EngineParams = field(default_factory=EngineParams)
+    again: bool = False
+
+
+def compare(
+    plan: Plan, *, progress: Progress | None = None, run: Cell = run_cell
+) -> Iterator[Measured]:
+    """The reference, then each rung as it is measured; those that were measured before at once.
+
+    Types are quantized into the cache. Each cell runs in a child process, and what it found is
+    kept, so that a comparison that was interrupted goes on where it was. Raises QDraftError for
+    what concerns all of them; a rung that fails is yielded with its error.
+    """
+    facts = require_model(plan.reference)
+    files = [_known(rung, facts) for rung in plan.rungs]
+    params = plan.params
+    model = LlamaModel(facts.path, params)
+    try:
+        vocab = model.vocab
+        chunks = chunks_of(vocab.tokenize(plan.text), plan.n_ctx, plan.n_chunks, vocab.chunk_bos)
+        n_vocab = vocab.n_tokens
+    finally:
+        model.close()
+    key = (
+        facts_of(facts.path, params), _digest(json.dumps(chunks)), f"{plan.n_ctx} {_VERSION}"
+    )  # fmt: skip
+    store = store_path("logits", *key).with_suffix(".bin")
+    engine = {**asdict(params), "n_ctx": max(1024, plan.n_ctx)}
+    task = {
+        "do": "reference", "target": str(facts.path), "store": str(store), "chunks": chunks,
+        "params": engine,
+    }  # fmt: skip
+    wanted = _Kept(store_path("compare", *key), plan.again or not store.exists())
+    found = wanted.value or wanted.keep(run(_RUNG, task, progress))
+    yield _measured(facts, found)
+    texts: list[tuple[int, list[int]]] = []
+    for file in files:
+        name = file if isinstance(file, str) else file.path.name
+        try:
+            about = file if isinstance(file, Facts) else _make(facts.path, file, plan, progress)
+            kept = _Kept(
+                store_path(
+                    "compare", *key, facts_of(about.path, params),
+                    f"{plan.temperatures} {plan.n_predict}",
+                ),
+                plan.again,
+            )  # fmt: skip
+            if kept.value is None:
+                if not texts:
+                    texts = held_out(facts.path, params, _N_PLACES, progress)
+                rung = {
+                    **task, "do": "rung", "draft": str(about.path), "n_vocab": n_vocab,
+                    "texts": texts, "temperatures": plan.temperatures, "n_predict": plan.n_predict,
+                }  # fmt: skip
+                kept.keep(run(_RUNG, rung, progress))
+            assert kept.value
+            yield _measured(about, kept.value)
+        except QDraftError as error:
+            log.warning("%s: %s", name, error)
+            yield Measured(name, Path(name), "", 0, 0.0, {}, str(error))
+
+
+class _Kept:
+    """What a cell found, kept in the cache until it is asked for afresh."""
+
+    def __init__(self, path: Path, again: bool) -> None:
+        self._path = path
+        self.value: dict[str, Any] | None = None
+        if not again:
+            try:
+                value = json.loads(path.read_text(encoding="utf-8"))
+                self.value = value if isinstance(value, dict) else None
+            except (OSError, ValueError):
+                pass
+
+    def keep(self, found: dict[str, Any]) -> dict[str, Any]:
+        self.value = found
+        with new_file(self._path) as part:
+            part.write_text(json.dumps(found), encoding="utf-8")
+        return found
+
+
+def _known(rung: Path | str, reference: Facts) -> Facts | str:
+    """The facts of a file that is another quantization of the reference, or the name of a type."""
+    if isinstance(rung, str):
+        if rung not in file_types():
+            known = ", ".join(file_types())
+            raise UsageError(f"{rung} is no file and no type", hint=f"known types: {known}")
+        return rung
+    facts = require_model(rung)
+    pairing = compare_files(reference, facts)
+    if pairing.verdict != SAME_MODEL:
+        different = "; ".join(
+            f"{d.what}: {d.first} and {d.second}" for d in pairing.differences[:2]
+        )
+        raise PairError(
+            f"{facts.path.name} is not another quantization of {reference.path.name}: {different}",
+            hint=f"qdraft inspect {reference.path} {facts.path} shows all differences",
+        )
+    return facts
+
+
+def _make(target: Path, kind: str, plan: Plan, progress: Progress | None) -> Facts:
+    """The target quantized to a type, in the cache."""
+    stat = target.stat()
+    folder = (
+        cache_dir() / "ladder" / _digest(f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    )
+    matrix = plan.imatrix
+    if matrix is None and plan.with_imatrix:
+        matrix = _matrix(target, folder / "imatrix.gguf", plan.params, progress)
+    told = (
+        f"-{_digest(str(matrix.resolve()) + str(matrix.stat().st_mtime_ns))[:6]}" if matrix else ""
+    )
+    path = folder / f"{target.stem}-{kind}{told}.gguf"
+    if not path.exists():
+        n_threads = plan.params.n_threads or default_threads()
+        step = None if progress is None else lambda n, of: progress(f"building {kind}", n, of)
+        quantize(target, path, Recipe(kind, matrix), threads=n_threads, progress=step)
+    return require_model(path)
+
+
+def _matrix(target: Path, path: Path, params: EngineParams, progress: Progress | None) -> Path:
+    """The importance matrix of the target over the built-in calibration text, made once."""
+    if path.exists():
+        return path
+    model = LlamaModel(target, params)
+    try:
+        vocab: LlamaVocab = model.vocab
+        chunks = to_chunks([vocab.tokenize(built_in_text())], vocab.chunk_bos)
+        what = "collecting the importance matrix"
+        step = None if progress is None else lambda n, of: progress(what, n, of)
+        found = collect(model, chunks, params, progress=step)
+    finally:
+        model.close()
+    found.datasets = ("built in",)
+    found.save(path)
+    return path
+
+
+def _measured(facts: Facts, found: dict[str, Any]) -> Measured:
+    return Measured(
+        facts.path.name, facts.path, facts.file_type, facts.n_bytes, facts.bits_per_weight, found
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

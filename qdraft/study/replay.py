@@ -1,0 +1,275 @@
+"""Drafting replayed on a record: the real loop, policies and verification, without the models.
+
+Target and draft become engines that give the recorded rows of a place, whatever tokens the loop
+has chosen so far: the next place is as likely or unlikely as it was in the recorded text. Time is
+that of a table of costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.core.rng import SeededRng
+from qdraft.core.sampling import Sampler
+from qdraft.core.schedule import schedule_for
+from qdraft.decode import decode
+from qdraft.drafters.model import ModelDrafter
+from qdraft.errors import UsageError
+from qdraft.study.bench import by_place
+from qdraft.study.explain import v_at
+from qdraft.study.logits import Rows
+from qdraft.study.trace import Logs, TextTrace, Trace
+from qdraft.types import DecodeParams, Round, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """c, and v by number of rows, in target tokens."""
+
+    c: float
+    v: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a way of drafting came to, over all texts that were replayed."""
+
+    n_tokens: int
+    alpha: float | None
+    draft_yield: float | None
+    tau: float | None
+    speedup: float
+    alpha_at: tuple[float | None, ...] = field(default=())
+
+
+class _Vocab:
+    def __init__(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+
+    def is_end(self, token: int) -> bool:
+        return False
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Recorded:
+    """An engine that gives recorded rows by place."""
+
+    def __init__(self, n_tokens: int, n_ctx: int, first: int, clock: _Clock) -> None:
+        self.vocab = _Vocab(n_tokens)
+        self.n_past = 0
+        self.n_ctx = n_ctx
+        self._first = first  # tokens in the cache when the row of place 0 comes
+        self._clock = clock
+
+    def eval(self, tokens: Sequence[int], logits: int) -> Rows:
+        start = self.n_past
+        self.n_past += len(tokens)
+        if start:  # reading the prompt is no part of what is replayed
+            self._clock.now += self.cost(len(tokens))
+        last = self.n_past - self._first
+        rows = [self.row(place) for place in range(last - logits + 1, last + 1)]
+        return np.array(rows, np.float32).reshape(logits, self.vocab.n_tokens)
+
+    def cost(self, n_rows: int) -> float:
+        raise NotImplementedError
+
+    def row(self, place: int) -> Rows:
+        raise NotImplementedError
+
+    def truncate(self, n_past: int) -> None:
+        self.n_past = min(self.n_past, n_past)
+
+    def close(self) -> None:
+        pass
+
+
+class _Target(_Recorded):
+    def __init__(self, rows: Rows, n_ctx: int, first: int, clock: _Clock, costs: Costs) -> None:
+        super().__init__(rows.shape[1], n_ctx, first, clock)
+        self._rows, self._costs = rows, costs
+
+    def cost(self, n_rows: int) -> float:
+        return v_at(self._costs.v, n_rows)
+
+    def row(self, place: int) -> Rows:
+        row: Rows = self._rows[place]
+        return row
+
+
+class _Draft(_Recorded):
+    """``base`` is where its own cells begin: the row's depth is counted from there."""
+
+    def __init__(
+        self,
+        own: Rows,
+        shared: Rows | None,
+        depth: NDArray[np.int8] | None,
+        n_ctx: int,
+        first: int,
+        clock: _Clock,
+        costs: Costs,
+    ) -> None:
+        super().__init__(own.shape[1], n_ctx, first, clock)
+        self._own, self._shared, self._depth, self._costs = own, shared, depth, costs
+        self.base = 0
+
+    def cost(self, n_rows: int) -> float:
+        return self._costs.c
+
+    def row(self, place: int) -> Rows:
+        row: Rows = self._own[place]
+        if self._shared is not None and self._depth is not None:
+            depth = place + self._first - self.base
+            nearest = int(np.abs(self._depth[:, place].astype(int) - depth).argmin())
+            row = self._shared[nearest, place]
+        return row
+
+
+class _Courier:
+    def __init__(self, source: _Target, destination: _Draft) -> None:
+        self._source, self._destination = source, destination
+
+    def copy(self, start: int) -> None:
+        self._destination.n_past = self._destination.base = self._source.n_past
+
+
+def replay(
+    trace: Trace,
+    costs: Costs,
+    sampling: SamplingParams,
+    params: DecodeParams,
+    *,
+    share_kv: bool = True,
+    repeats: int = 1,
+) -> Replayed:
+    """Draft through the texts that were recorded nearest to ``sampling``'s temperature.
+
+    Sampled drafting is replayed ``repeats`` times with other random numbers. Raises UsageError
+    for what a record cannot tell: penalties, n-grams, temperatures above 1.5.
+    """
+    _require(trace, sampling, params, share_kv)
+    wanted = min(trace.temperatures, key=lambda t: abs(t - sampling.temperature))
+    rounds: list[Round] = []
+    table = CostTable(1.0, {"model": costs.c}, dict(costs.v))
+    acceptance, loss = AcceptanceTable(), RecentLoss()
+    for repeat in range(1 if sampling.temperature == 0 else repeats):
+        for place, text in enumerate(t for t in trace.texts if t.temperature == wanted):
+            acceptance.start_text()
+            rng = SeededRng(1000 * repeat + place)
+            rounds += _replay_text(
+                text, costs, sampling, params, share_kv, table, acceptance, loss, rng
+            )
+    return _folded(rounds)
+
+
+def _require(trace: Trace, sampling: SamplingParams, params: DecodeParams, share_kv: bool) -> None:
+    if params.drafter != "model":
+        raise UsageError("a record holds what the draft model says: only --drafter model")
+    if sampling.temperature > 1.5:
+        raise UsageError("temperatures above 1.5 need more of each place than a record keeps")
+    plain = SamplingParams()
+    for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
+        if getattr(sampling, name) != getattr(plain, name):
+            raise UsageError(f"{name} cannot be replayed: a record keeps places, not tokens")
+    if share_kv and any(text.shared is None for text in trace.texts):
+        raise UsageError("this pair does not share its KV cells", hint="--share-kv off")
+
+
+def _replay_text(
+    text: TextTrace,
+    costs: Costs,
+    sampling: SamplingParams,
+    params: DecodeParams,
+    share_kv: bool,
+    table: CostTable,
+    acceptance: AcceptanceTable,
+    loss: RecentLoss,
+    rng: SeededRng,
+) -> list[Round]:
+    clock = _Clock()
+    first = text.n_prompt
+    n_ctx = first + text.n
+    truncated = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
+    n_rest = 0 if truncated else text.n_rest
+
+    def fitted(rows: Logs) -> Rows:
+        return with_rest(rows.astype(np.float32), n_rest, sampling.temperature or 1.0)
+
+    target = _Target(fitted(text.target), n_ctx, first, clock, costs)
+    draft = _Draft(
+        fitted(text.own),
+        fitted(text.shared) if share_kv and text.shared is not None else None,
+        text.depth, n_ctx, first, clock, costs,
+    )  # fmt: skip
+    courier = _Courier(target, draft) if share_kv else None
+    return list(
+        decode(
+            target, ModelDrafter(draft, target.vocab.n_tokens, courier), [0] * first,
+            Sampler(sampling, target.vocab.n_tokens),
+            schedule_for(params, params.most_drafted, table, acceptance, loss),
+            rng, stop=lambda token: None, clock=clock, verify_block=params.verify == "block",
+        )
+    )  # fmt: skip
+
+
+def with_rest(rows: Rows, n_rest: int, temperature: float) -> Rows:
+    """Rows whose last column stands for ``n_rest`` tokens that share its mass evenly.
+
+    At a temperature it weighs as much as these tokens would together. 0: it is left out.
+    """
+    out: Rows = rows.copy()
+    if n_rest:
+        out[..., -1] += (temperature - 1) * math.log(n_rest)
+    else:
+        out[..., -1] = -np.inf
+    return out
+
+
+def _folded(rounds: Sequence[Round]) -> Replayed:
+    later = [r for r in rounds if not r.n_prompt]
+    drafted = [r for r in later if r.n_draft]
+    n_accepted = sum(r.n_accepted for r in drafted)
+    n_tested, n_drafted = sum(r.n_tested for r in drafted), sum(r.n_draft for r in drafted)
+    n_tokens = sum(r.n_emitted for r in later)
+    spent = sum(r.draft_s + r.verify_s + r.other_s for r in later)
+    tested, accepted = by_place(drafted)
+    return Replayed(
+        n_tokens,
+        n_accepted / n_tested if n_tested else None,
+        n_accepted / n_drafted if n_drafted else None,
+        sum(r.n_emitted for r in drafted) / len(drafted) if drafted else None,
+        n_tokens / spent if spent else 1.0,
+        tuple(a / t if t else None for a, t in zip(accepted, tested, strict=True)),
+    )
+
+
+def synthetic(alpha: float, n: int = 3000) -> Trace:
+    """A record of ``n`` places at which every draft token is accepted with probability ``alpha``.
+
+    p is sure of one token, q gives it ``alpha``: at temperature 1, sum min(p, q) = alpha.
+    """
+    if not 0 < alpha <= 1:
+        raise UsageError(f"alpha is {alpha}, but must be above 0 and at most 1")
+    with np.errstate(divide="ignore"):
+        p = np.log(np.array([1.0, 0.0, 0.0], np.float64))
+        q = np.log(np.array([alpha, 1 - alpha, 0.0], np.float64))
+    rows = [np.tile(row.astype(np.float16), (n, 1)) for row in (p, q)]
+    text = TextTrace(
+        "synthetic", 1.0, 1, 0, rows[0], rows[1], rows[1][None], np.ones((1, n), np.int8)
+    )
+    return Trace({"alpha": alpha}, (text,))

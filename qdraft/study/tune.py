@@ -1,0 +1,144 @@
+"""The best way to draft with a pair: replayed on a record of it, and confirmed live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdraft.pair import Pair
+from qdraft.study import bench
+from qdraft.study.fold import fold
+from qdraft.study.replay import Costs, Replayed, replay
+from qdraft.study.search import measure_costs
+from qdraft.study.statistics import Ratio
+from qdraft.study.trace import Trace, record
+from qdraft.study.work import Task
+from qdraft.types import MAX_N_DRAFT, DecodeParams, SamplingParams
+
+Progress = Callable[[str, float, float], None]
+
+_LENGTHS = range(1, 9)
+_CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One way to draft: what the replay makes of it, and what it did live, where that was tried."""
+
+    params: DecodeParams
+    replayed: Replayed
+    live: Ratio | None = None
+    live_alpha: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The way in a few words."""
+        p = self.params
+        how = {
+            "auto": "auto",
+            "fixed": f"fixed {p.n_draft}",
+            "confidence": f"confidence {p.p_min:g}" if p.p_min is not None else "confidence",
+        }[p.draft_policy]
+        return how if p.verify == "block" else f"{how}, token by token"
+
+
+def ways(temperature: float) -> list[DecodeParams]:
+    """All that is replayed: lengths, confidences, the measured policy; above 0 by both rules."""
+    found = [DecodeParams()]
+    found += [DecodeParams(draft_policy="fixed", n_draft=n) for n in _LENGTHS]
+    found += [DecodeParams(draft_policy="confidence", n_draft=8, p_min=p) for p in _CONFIDENCES]
+    if temperature > 0:
+        found += [replace(way, verify="token") for way in found]
+    return found
+
+
+def record_pair(
+    pair: Pair,
+    tasks: Sequence[Task],
+    temperatures: Sequence[float],
+    sampling: SamplingParams,
+    n_predict: int,
+    about: dict[str, Any],
+    progress: Progress | None = None,
+) -> Trace:
+    """Let the target write each task at each temperature, and record both models along it."""
+    assert pair.draft_engine
+    copy = pair.courier.copy if pair.courier else None
+    texts = []
+    n_all = len(tasks) * len(temperatures)
+    for place, task in enumerate(tasks):
+        for temperature in temperatures:
+            written = pair.generate(
+                task.prompt, replace(sampling, temperature=temperature),
+                DecodeParams(n_predict=n_predict, n_draft=0, seed=place),
+            )  # fmt: skip
+            written.read()
+            tokens = [*written.prompt, *written.tokens]
+            if len(written.tokens) > 2:
+                texts.append(
+                    record(
+                        pair.target_engine, pair.draft_engine, tokens, len(written.prompt),
+                        kind=task.kind, temperature=temperature, copy=copy,
+                        n_rows=MAX_N_DRAFT + 1,
+                    )
+                )  # fmt: skip
+            if progress:
+                done = place * len(temperatures) + temperatures.index(temperature) + 1
+                progress("recording", done, n_all)
+    c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
+    costs = {"c": c, "v": {str(n): x for n, x in v.items()}}
+    return Trace({**about, "costs": costs}, tuple(texts))
+
+
+def costs_of(trace: Trace) -> Costs | None:
+    """The costs that were measured when a trace was recorded."""
+    told = trace.about.get("costs")
+    if not told:
+        return None
+    return Costs(float(told["c"]), {int(n): float(x) for n, x in told["v"].items()})
+
+
+def replay_ways(
+    trace: Trace,
+    costs: Costs,
+    sampling: SamplingParams,
+    found: Sequence[DecodeParams],
+    *,
+    share_kv: bool,
+    progress: Progress | None = None,
+) -> list[Tried]:
+    """Replay each way; the fastest first."""
+    tried = []
+    for i, params in enumerate(found):
+        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=3)
+        tried.append(Tried(params, made))
+        if progress:
+            progress("replaying", i + 1, len(found))
+    return sorted(tried, key=lambda one: -one.replayed.speedup)
+
+
+def confirm(
+    pair: Pair,
+    tasks: Sequence[Task],
+    sampling: SamplingParams,
+    tried: Sequence[Tried],
+    n_predict: int,
+    progress: Progress | None = None,
+) -> Iterator[Tried]:
+    """Run each of ``tried`` live on ``tasks``, beside the target alone."""
+    for one in tried:
+        params = replace(one.params, n_predict=n_predict, seed=1)
+
+        def step(what: str, done: float, of: float, name: str = one.name) -> None:
+            if progress and what == "measuring":
+                progress(f"confirming {name}", done, of)
+
+        samples = list(
+            bench.measure(
+                pair, tasks, [sampling.temperature], sampling=sampling, params=params, progress=step
+            )
+        )
+        total = fold(samples, pair.costs.medians()).total
+        yield replace(one, live=total.speedup, live_alpha=total.alpha)

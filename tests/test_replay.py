@@ -1,0 +1,150 @@
+"""Replays against the formulas, and against the loop that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import GREEDY, PLAIN, engine, run
+
+from qdraft.core.costmodel import expected_tokens, speedup
+from qdraft.drafters.model import ModelDrafter
+from qdraft.errors import UsageError
+from qdraft.study import trace as records
+from qdraft.study.replay import Costs, Replayed, replay, synthetic, with_rest
+from qdraft.study.trace import Trace, record
+from qdraft.testing import FakeCourier
+from qdraft.types import DecodeParams, SamplingParams
+
+COSTS = Costs(0.3, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
+
+
+def fixed(n: int, verify: str = "token") -> DecodeParams:
+    return DecodeParams(draft_policy="fixed", n_draft=n, verify=verify)
+
+
+class TestSynthetic:
+    @pytest.mark.parametrize("alpha", [0.5, 0.8, 0.95])
+    @pytest.mark.parametrize("n_draft", [1, 2, 4])
+    def test_alpha_tau_and_speed_are_the_cost_models(self, alpha: float, n_draft: int) -> None:
+        found = replay(synthetic(alpha), COSTS, PLAIN, fixed(n_draft))
+        assert found.alpha == pytest.approx(alpha, abs=0.025)
+        assert found.tau == pytest.approx(expected_tokens(alpha, n_draft), rel=0.05)
+        assert found.alpha_at[0] == pytest.approx(alpha, abs=0.04)
+        # A round in 24 has no draft.
+        ideal = speedup(alpha, n_draft, COSTS.c, COSTS.v[n_draft + 1])
+        assert found.speedup == pytest.approx(ideal, rel=0.05)
+
+    def test_the_measured_policy_is_close_to_the_best_length(self) -> None:
+        trace = synthetic(0.8)
+        best = max(replay(trace, COSTS, PLAIN, fixed(n)).speedup for n in range(1, 9))
+        assert replay(trace, COSTS, PLAIN, DecodeParams()).speedup > 0.94 * best
+
+    def test_a_draft_that_cannot_pay_is_left_alone(self) -> None:
+        dear = Costs(0.9, {2: 1.6, 9: 4.0})
+        assert replay(synthetic(0.6), dear, PLAIN, DecodeParams()).speedup > 0.97
+        assert replay(synthetic(0.6), dear, PLAIN, fixed(4)).speedup < 0.6
+
+    def test_alpha_has_to_be_one(self) -> None:
+        with pytest.raises(UsageError, match="alpha is 0"):
+            synthetic(0)
+
+
+def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace:
+    """Texts of a fake pair, recorded as `qdraft tune` does."""
+    params = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
+    texts = []
+    for seed in range(6):
+        target = engine(8)
+        from qdraft.core.rng import SeededRng
+        from qdraft.drafters.base import NoDrafter
+
+        prompt = (1, 0, 2 + seed)
+        rounds = run(
+            target, NoDrafter(), params=params, n_predict=n, prompt=prompt, rng=SeededRng(seed)
+        )
+        tokens = [*prompt, *(token for r in rounds for token in r.tokens)]
+        draft = engine(8, blend)
+        copy = FakeCourier(target, draft).copy if shared else None
+        texts.append(
+            record(
+                target, draft, tokens, len(prompt), kind="text", temperature=temperature,
+                copy=copy, n_rows=5,
+            )
+        )  # fmt: skip
+        assert target.n_past == draft.n_past == 0
+    return Trace({}, tuple(texts))
+
+
+def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
+    """alpha of the loop itself with these models."""
+    from qdraft.core.rng import SeededRng
+
+    tested = accepted = 0
+    for seed in range(6):
+        target, draft = engine(8), engine(8, blend)
+        drafter = ModelDrafter(draft, 8, FakeCourier(target, draft))
+        for r in run(
+            target, drafter, params=params, n_predict=n, n_draft=n_draft, plain_every=24,
+            prompt=(1, 0, 2 + seed), rng=SeededRng(100 + seed),
+        ):  # fmt: skip
+            tested += r.n_tested
+            accepted += r.n_accepted
+    return accepted / tested
+
+
+class TestRecorded:
+    @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
+    def test_alpha_is_that_of_the_loop(self, params: SamplingParams) -> None:
+        trace = recorded(300, params.temperature, 0.25, shared=True)
+        found = replay(trace, COSTS, params, fixed(3), repeats=3)
+        assert found.alpha == pytest.approx(live(300, params, 0.25, 3), abs=0.03)
+
+    def test_each_place_is_its_own(self) -> None:
+        """Greedy with the record of the greedy text: the replay is that loop, token for token."""
+        trace = recorded(200, 0.0, 0.3, shared=True)
+        assert replay(trace, COSTS, GREEDY, fixed(2)).alpha == live(200, GREEDY, 0.3, 2)
+
+    def test_own_cells(self) -> None:
+        trace = recorded(60, 1.0, 0.0, shared=False)
+        assert replay(trace, COSTS, PLAIN, fixed(2), share_kv=False).alpha == pytest.approx(1)
+        with pytest.raises(UsageError, match="does not share"):
+            replay(trace, COSTS, PLAIN, fixed(2))
+
+    def test_a_record_outlives_its_models(self, tmp_path: Path) -> None:
+        trace = recorded(40, 1.0, 0.2, shared=True)
+        path = tmp_path / "pair.npz"
+        records.save(trace, path)
+        again = records.load(path)
+        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), repeats=2) for t in (trace, again)]
+        assert found[0] == found[1]
+        assert isinstance(found[0], Replayed)
+
+    def test_what_is_no_record(self, tmp_path: Path) -> None:
+        path = tmp_path / "pair.npz"
+        with pytest.raises(UsageError, match="cannot be read"):
+            records.load(path)
+        path.write_bytes(b"not an archive")
+        with pytest.raises(UsageError, match="no record of a pair"):
+            records.load(path)
+        np.savez(path, other=np.zeros(3))
+        with pytest.raises(UsageError, match="no record of a pair"):
+            records.load(path)
+
+    def test_what_cannot_be_replayed_is_refused(self) -> None:
+        trace = synthetic(0.8, 20)
+        with pytest.raises(UsageError, match="repeat_penalty"):
+            replay(trace, COSTS, SamplingParams(repeat_penalty=1.1), fixed(1))
+        with pytest.raises(UsageError, match="above 1"):
+            replay(trace, COSTS, SamplingParams(temperature=2), fixed(1))
+        with pytest.raises(UsageError, match="only --drafter model"):
+            replay(trace, COSTS, PLAIN, DecodeParams(drafter="ngram"))
+
+
+def test_the_rest_weighs_what_its_tokens_would() -> None:
+    """Ten tokens of one hundredth each beside one of .9, at temperature .5."""
+    row = np.log(np.array([[0.9, 0.1]], np.float32))
+    cold = np.exp(with_rest(row, 10, 0.5) / 0.5)[0]
+    assert cold[1] / cold[0] == pytest.approx(10 * (0.01 / 0.9) ** 2, rel=1e-4)
+    assert with_rest(row, 0, 0.5)[0, 1] == -np.inf

@@ -1,0 +1,89 @@
+"""Intervals cover what they say, at the rate that they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdraft.study.statistics import FEWEST, Ratio, Run, mean_of, speed, speed_ratio, t_quantile
+
+
+def pairs(
+    rng: np.random.Generator, n: int, true: float, noise: float
+) -> tuple[list[Run], list[Run]]:
+    """Texts of other lengths, in which a disturbance hits both contenders of a pair, and each."""
+    ours, theirs = [], []
+    for _ in range(n):
+        together = rng.lognormal(0, 0.2)
+        n_tokens = int(rng.integers(20, 80))
+        ours.append(Run(n_tokens, n_tokens / true * together * rng.lognormal(0, noise)))
+        theirs.append(Run(n_tokens, n_tokens * together * rng.lognormal(0, noise)))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("n", [4, 6, 12, 24])
+def test_intervals_cover_at_the_stated_rate(n: int) -> None:
+    """95 %, within what 400 draws can tell; plain percentiles would cover 80 % of 4 texts."""
+    rng = np.random.default_rng(n)
+    held = 0
+    for i in range(400):
+        found = speed_ratio(*pairs(rng, n, 1.3, 0.08), seed=i)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 1.3 <= found.high
+    assert 0.90 <= held / 400 <= 0.995
+
+
+def test_a_noisy_baseline_widens_the_interval() -> None:
+    def width(noise: float) -> float:
+        widths = []
+        for i in range(40):
+            found = speed_ratio(*pairs(np.random.default_rng(i), 12, 1.3, noise))
+            assert found is not None
+            assert found.low is not None
+            assert found.high is not None
+            widths.append(found.high - found.low)
+        return float(np.mean(widths))
+
+    assert width(0.2) > 2.5 * width(0.05)
+
+
+def test_total_over_total_not_the_mean_of_ratios() -> None:
+    """A short lucky text does not outweigh a long one."""
+    ours, theirs = [Run(10, 1), Run(1000, 200)], [Run(10, 10), Run(1000, 200)]
+    found = speed_ratio(ours, theirs)
+    assert found == Ratio(pytest.approx(210 / 201))
+    assert speed(ours) == pytest.approx(1010 / 201)
+    assert speed([]) is None
+    assert speed_ratio([], []) is None
+
+
+def test_few_texts_have_no_interval() -> None:
+    runs = [Run(10, 1.0)] * (FEWEST - 1)
+    found = speed_ratio(runs, runs)
+    assert found is not None
+    assert (found.low, found.high, found.decided) == (None, None, False)
+    with pytest.raises(ValueError, match="pairs"):
+        speed_ratio(runs, runs[1:])
+
+
+def test_decided() -> None:
+    assert Ratio(1.2, 1.1, 1.3).decided
+    assert Ratio(0.8, 0.7, 0.9).decided
+    assert Ratio(1.0, 0.98, 1.02).decided  # no difference, and sure of it
+    assert not Ratio(1.1, 0.9, 1.3).decided
+    assert Ratio(1.01, 1.005, 1.015).even
+    assert not Ratio(1.02, 1.0, 1.04).even
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)])
+def test_students_t(degrees: int, t: float) -> None:
+    """From the tables."""
+    assert t_quantile(degrees) == pytest.approx(t, rel=0.003)
+
+
+def test_the_standard_error_of_a_mean() -> None:
+    found = mean_of([1.0, 2.0, 3.0, 4.0])
+    assert (found.value, found.error) == (2.5, pytest.approx(1.2909944 / 2))
+    assert mean_of([5.0]).error == 0

@@ -1,0 +1,396 @@
+"""Bench, comparison and explanation: from what was measured to rows, pictures and words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdraft.core.costmodel import expected_tokens
+from qdraft.errors import EngineError, UsageError
+from qdraft.render import bench as bench_view
+from qdraft.render import compare as compare_view
+from qdraft.render.page import save_page
+from qdraft.render.pictures import drawing, save_pictures, svg
+from qdraft.render.sheet import Sheet, as_csv, as_markdown, told
+from qdraft.study.bench import Sample, Written, by_place
+from qdraft.study.cell import run_cell
+from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
+from qdraft.study.fold import fold
+from qdraft.study.ladder import Measured, conclude
+from qdraft.study.pictures import Bars, Curves, Line, costs_picture, line_of
+from qdraft.study.work import KINDS, Task, built_in, read_tasks
+
+
+def sample(
+    kind: str = "code", temperature: float = 0.0, ours: float = 1.0, alone: float = 1.3, **kw: Any
+) -> Sample:
+    """60 tokens in these seconds; 20 rounds of 2 of which 36 of 38 tested tokens stood."""
+    base = Sample(
+        kind, 0, temperature, 0, Written(60, alone, 0.5), Written(60, ours, 0.51), 40, 20,
+        (20, 18), (19, 17), (1, 2, 17), {"model": {"n_drafted": 40, "n_tested": 38,
+        "n_accepted": 36}}, 1.25, 1.1, 0.0, 30,
+    )  # fmt: skip
+    return replace(base, **kw)
+
+
+COSTS = (0.1, {"model": 0.4}, {2: 1.1, 3: 1.3})
+
+
+class TestBench:
+    def test_rows_are_totals(self) -> None:
+        found = fold(
+            [
+                sample(), sample(temperature=1.0, ours=2.0), sample("story"),
+                sample("story", 1.0, alone=1.5),
+            ],
+            COSTS,
+        )  # fmt: skip
+        assert [(r.kind, r.temperature) for r in found.rows] == [
+            ("code", 0), ("code", 1), ("story", 0), ("story", 1),
+        ]  # fmt: skip
+        total = found.total
+        assert total.per_second == pytest.approx(240 / 5)
+        assert total.alone_per_second == pytest.approx(240 / 5.4)
+        assert total.speedup is not None
+        assert total.speedup.value == pytest.approx(5.4 / 5)
+        assert (total.alpha, total.draft_yield) == (pytest.approx(36 / 38), pytest.approx(36 / 40))
+        assert total.tau == pytest.approx((36 + 20) / 20)
+        assert total.alpha_at == (pytest.approx(19 / 20), pytest.approx(17 / 18))
+        assert total.rounds_by_accepted == (4, 8, 68)
+        assert total.predicted == pytest.approx(1.25)
+        by_t = {r.temperature: r for r in found.by_temperature}
+        assert by_t[1.0].speedup is not None
+        assert by_t[1.0].speedup.value == pytest.approx(2.8 / 3)
+        assert {r.kind for r in found.by_kind} == {"code", "story"}
+
+    def test_verdicts(self) -> None:
+        def verdict(*samples: Sample) -> str:
+            return fold(samples, COSTS).verdict
+
+        assert verdict(sample()).startswith("too few texts")
+        fast = [sample(ours=1 + i / 100) for i in range(8)]
+        assert verdict(*fast).startswith("drafting pays: 1.2")
+        slow = [sample(ours=1.6 + i / 100) for i in range(8)]
+        assert verdict(*slow).startswith("drafting does not pay: 0.8")
+        even = [sample(ours=1.3, alone=1.3 + (i % 2) / 200) for i in range(8)]
+        assert verdict(*even).startswith("drafting makes no difference: 1.00")
+        wild = [sample(ours=0.7 + i / 5) for i in range(8)]
+        assert "not decided" in verdict(*wild)
+        noisy = [replace(s, spread=2.0) for s in fast]
+        assert verdict(*noisy).endswith("too noisy to conclude")
+
+    def test_doubts(self) -> None:
+        """Case 27: texts that run in circles flatter any draft."""
+        found = fold([sample(repetition=0.6), sample(), sample(spread=3.0), sample()], COSTS)
+        assert found.doubts == ("1 of 4 texts repeat themselves, which flatters any draft",)
+        found = fold([sample(spread=3.0)] * 3, COSTS)
+        assert found.doubts[0].startswith("the machine was noisy: the slowest tenth")
+
+    def test_counts_by_place(self) -> None:
+        from test_metrics import make
+
+        rounds = [make(3, 1), make(3, 3), make(0, 0), make(2, 0)]
+        assert by_place(rounds) == ((3, 2, 1), (2, 1, 1))
+
+    def test_everything_is_shown(self) -> None:
+        found = fold([sample(), sample("story", 1.0)] * 4, COSTS)
+        text = as_markdown(bench_view.sheets(found))
+        for word in ("speed-up", "T 0", "T 1", "story", "place", "accepted", "costs"):
+            assert word in text
+        report = bench_view.report(found, {"library": "x"})
+        assert json.loads(json.dumps(report))["v"] == {"2": 1.1, "3": 1.3}
+        titles = [picture.title for picture in bench_view.pictures(found)]
+        assert titles == [
+            "Speed-up", "Acceptance", "Acceptance by place in the draft", "Cost of a target decode",
+        ]  # fmt: skip
+
+
+class TestWork:
+    def test_our_own(self) -> None:
+        assert [task.kind for task in built_in()] == list(KINDS)
+        assert len(built_in(["code"], 2)) == 2
+        with pytest.raises(UsageError, match="unknown kind of work dance"):
+            built_in(["dance"])
+
+    def test_jsonl_and_spec_bench(self, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(
+            '{"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}\n\n'
+            '{"kind": "code", "prompt": "Sort."}\n{"prompt": "Plain."}\n'
+        )
+        assert read_tasks(path) == [
+            Task("writing", "Compose."), Task("code", "Sort."), Task("prompts", "Plain."),
+        ]  # fmt: skip
+        assert read_tasks(path, ["code"]) == [Task("code", "Sort.")]
+        with pytest.raises(UsageError, match="no prompt of kind dance"):
+            read_tasks(path, ["dance"])
+
+    @pytest.mark.parametrize(
+        ("line", "error"),
+        [
+            ("{", "line 2: not a JSON object"),
+            ("[1]", "line 2: not a JSON object"),
+            ('{"kind": "code"}', "line 2: no prompt"),
+            ('{"prompt": 3}', "line 2: no prompt"),
+            ('{"turns": []}', "line 2: no prompt"),
+            ('{"prompt": "x", "kind": 3}', "line 2: the kind must be text"),
+        ],
+    )
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, error: str) -> None:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(f'{{"prompt": "x"}}\n{line}\n')
+        with pytest.raises(UsageError, match=re.escape(error)):
+            read_tasks(path)
+
+    def test_files_that_are_none(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_tasks(tmp_path / "none")
+        (tmp_path / "empty").write_text("\n")
+        with pytest.raises(UsageError, match="no prompts"):
+            read_tasks(tmp_path / "empty")
+        (tmp_path / "latin").write_bytes(b"\xe9")
+        with pytest.raises(UsageError, match="UTF-8"):
+            read_tasks(tmp_path / "latin")
+
+
+def rung(name: str, size: int, kld: float, alone: float, as_draft: float | None) -> Measured:
+    mean = {"value": 0.9, "error": 0.01}
+    measured = None if as_draft is None else {"value": as_draft, "low": None, "high": None}
+    quality = {
+        "kld": {"value": kld, "error": 0.001}, "ppl": mean, "ppl_ratio": mean, "dp": mean,
+        "rms_dp": mean, "same_top": mean, "kld_median": kld, "kld_99": kld,
+    }  # fmt: skip
+    draft = {
+        "temperature": 0.0, "alpha_own": mean, "alpha_shared": mean, "n_draft": 3,
+        "predicted": 1.2, "measured": measured, "alpha_live": 0.9,
+    }  # fmt: skip
+    found = {
+        "quality": quality, "per_second": alone * 10, "target_per_second": 10.0, "memory": 10**6,
+        "prompt_per_second": 99.0, "c": 0.5, "v": {"2": 1.1}, "as_draft": [draft],
+    }  # fmt: skip
+    return Measured(f"m-{name}.gguf", Path(f"m-{name}.gguf"), name, size, 4.0, found)
+
+
+REFERENCE = Measured(
+    "m-F16.gguf", Path("m-F16.gguf"), "F16", 900, 16.0,
+    {"quality": {"ppl": {"value": 9.0, "error": 0.1}}, "memory": None, "prompt_per_second": 50.0},
+)  # fmt: skip
+
+
+class TestComparison:
+    def test_which_pair_and_which_file(self) -> None:
+        rows = [rung("Q2_K", 100, 0.5, 2.5, 1.1), rung("Q8_0", 500, 0.001, 1.7, 0.9),
+                rung("Q4_K_M", 300, 0.015, 2.2, 1.4)]  # fmt: skip
+        found = conclude(REFERENCE, rows)
+        assert [row.file_type for row in found.rows] == ["Q8_0", "Q4_K_M", "Q2_K"]
+        assert found.verdict.pair == "m-Q4_K_M.gguf"
+        assert found.verdict.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
+        told = " ".join(found.verdict.words)
+        assert "1.40 times as fast" in told
+        assert "2.20 times as fast" in told
+        assert "the single file is the faster one, the pair the exact one" in told
+
+    def test_nothing_pays(self) -> None:
+        found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, 0.8)])
+        assert (found.verdict.pair, found.verdict.single) == (None, None)
+        assert "none of these drafts pays" in found.verdict.words[0]
+        assert "single file: none" in found.verdict.words[1]
+
+    def test_a_rung_that_failed_is_a_row(self) -> None:
+        failed = Measured("Q2_K", Path("Q2_K"), "", 0, 0.0, {}, "a child process died: SIGILL")
+        found = conclude(REFERENCE, [failed, rung("Q8_0", 500, 0.001, 1.7, 1.1)])
+        text = as_markdown(compare_view.sheets(found))
+        assert "SIGILL" in text
+        assert "Q8_0" in text
+        assert len(compare_view.report(found, {})["rows"]) == 2
+        alone = conclude(REFERENCE, [failed])
+        assert alone.verdict.words == ("nothing was measured",)
+        assert compare_view.pictures(alone) == []
+
+    def test_the_json_object(self) -> None:
+        found = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, 1.1)])
+        report = json.loads(json.dumps(compare_view.report(found, {"n_ctx": 512}), default=str))
+        assert {"reference", "rows", "verdict", "n_ctx", "complete"} <= report.keys()
+        assert report["rows"][0]["quality"]["kld"] == {"value": 0.001, "error": 0.001}
+        assert report["verdict"]["pair"] == "m-Q8_0.gguf"
+
+    def test_pictures_of_rungs_without_a_figure(self) -> None:
+        found = conclude(REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, 1)])
+        for picture in compare_view.pictures(found):
+            assert drawing(picture)
+            assert svg(picture).startswith("<svg")
+
+
+class TestCells:
+    def test_a_crash_costs_one_cell(self) -> None:
+        """Case 35: and its memory is given back, since the process is gone."""
+        with pytest.raises(EngineError, match="died: SIGKILL"):
+            run_cell("cell_modules", {"do": "die"})
+        with pytest.raises(EngineError, match="the cell's own words"):
+            run_cell("cell_modules", {"do": "fail"})
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            run_cell("cell_modules", {"do": "bug"})
+
+    def test_progress_and_answer(self) -> None:
+        told: list[tuple[str, float, float]] = []
+        found = run_cell("cell_modules", {"do": "work"}, lambda *x: told.append(x))
+        assert (found, told) == ({"did": "work"}, [("half", 1, 2)])
+
+
+FIGURES = Figures(0.3, {2: 1.1, 3: 1.2, 5: 1.4, 9: 2.0}, {0.0: 0.95, 1.0: 0.75})
+
+
+class TestExplain:
+    def test_the_pair_as_it_is(self) -> None:
+        found = explain(FIGURES, Situation(temperature=0.0))[0]
+        k = found.n_draft
+        assert k is not None
+        assert found.speedup == pytest.approx(
+            expected_tokens(0.95, k) / (k * 0.3 + v_at(FIGURES.v, k + 1))
+        )
+        assert f"{expected_tokens(0.95, k):.2f} tokens / ({k} x 0.30 + " in found.words
+
+    def test_alpha_between_temperatures(self) -> None:
+        assert alpha_at(FIGURES.alpha, 0.5) == pytest.approx(0.85)
+        assert alpha_at(FIGURES.alpha, 2.0) == 0.75
+        assert alpha_at(FIGURES.alpha, None) == pytest.approx(0.85)
+
+    def test_v_between_and_beyond(self) -> None:
+        assert v_at({2: 1.1, 5: 1.4}, 3) == pytest.approx(1.2)
+        assert v_at({2: 1.1, 5: 1.4}, 8) == pytest.approx(1.7)
+        assert v_at({}, 4) == 4
+        assert v_at({}, 1) == 1
+
+    def test_no_acceptance_rate_would_do(self) -> None:
+        """Case 25: what would have to change."""
+        found = explain(Figures(1.0, {2: 1.5}, {0.0: 0.9}), Situation())[0]
+        assert (found.speedup, found.n_draft) == (1.0, 0)
+        assert "even if every token were accepted" in found.words
+        low = explain(Figures(0.5, {2: 1.2}, {0.0: 0.4}), Situation())[0]
+        assert "alpha is 0.40, and 1 a round need 0.70" in low.words
+
+    def test_a_long_prompt_hides_the_gain(self) -> None:
+        known = replace(FIGURES, prompt_cost=0.1)
+        short, long = (
+            explain(known, Situation(0.0, n_prompt=n, n_predict=100)) for n in (10, 20_000)
+        )
+        gains = [next(f.speedup for f in of if "prompt" in f.topic) for of in (short, long)]
+        assert gains[0] is not None
+        assert gains[1] is not None
+        assert gains[0] > 1.4 > 1.05 > gains[1]
+        own = replace(known, shares_kv=False)
+        found = explain(own, Situation(0.0, n_prompt=20_000, n_predict=100))
+        assert next(f for f in found if "prompt" in f.topic).speedup < 1
+
+    def test_users_experts_precision_memory(self) -> None:
+        """Case 26: a verify batch of a mixture reads the union of its experts."""
+        known = replace(
+            FIGURES, target_bits=16.0, target_bytes=8 << 30, draft_bytes=2 << 30, experts=(8, 64)
+        )
+        found = {f.topic: f for f in explain(known, Situation(0.0, n_users=8, memory=9 << 30))}
+        assert found["8 users"].speedup < found["pair"].speedup
+        assert found["mixture of experts"].speedup < found["pair"].speedup
+        assert "about 31 of them" in found["mixture of experts"].words
+        assert found["target in Q4_K_M"].speedup < found["target in Q8_0"].speedup
+        assert "the target fits alone" in found["memory"].words
+
+    def test_lengths(self) -> None:
+        assert best_length(0.9, 0.9, {2: 1.9}) == (0, 1.0)
+        assert best_length(0.95, 0.05, {2: 1.0, 17: 1.1})[0] > 8
+
+
+CURVES = Curves(
+    "A curve", "x", "y",
+    (line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]), Line("other", (1, 2), (1, 1), (0, 0), (2, 2))),
+    (1.5, "here"),
+)  # fmt: skip
+BARS = Bars(
+    "Some bars", "times", ("code", "a story"), {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
+    1.0, {"achieved": (1.1, None), "predicted": (None, None)},
+    {"achieved": (1.3, None), "predicted": (None, None)},
+)  # fmt: skip
+
+
+class TestPictures:
+    @pytest.mark.parametrize("picture", [CURVES, BARS], ids=["curves", "bars"])
+    def test_as_text(self, picture: Curves | Bars) -> None:
+        """Readable without colour, at 80 columns, no escape codes."""
+        text = drawing(picture)
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= 79
+        assert picture.title in text
+
+    def test_bars_show_their_values_and_what_is_even(self) -> None:
+        lines = drawing(BARS).splitlines()
+        assert any(re.search(r"code\s+#+\|#* .*1\.2$", line) for line in lines)
+        assert any(re.search(r"a story\s+.*n/a$", line) for line in lines)
+        assert lines[-1].endswith("| = 1")
+
+    def test_lines_are_told_apart_by_their_marks(self) -> None:
+        text = drawing(CURVES)
+        assert "* measured" in text
+        assert "o other" in text
+        assert "here" in text
+
+    @pytest.mark.parametrize(
+        ("name", "magic"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.pdf", b"%PDF")]
+    )
+    def test_files(self, tmp_path: Path, name: str, magic: bytes) -> None:
+        path = tmp_path / name
+        save_pictures([CURVES, BARS, costs_picture({2: 1.1}, 0.4, 1)], path)
+        assert path.read_bytes().startswith(magic)
+
+    def test_other_names_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="name ends in"):
+            save_pictures([CURVES], tmp_path / "p.jpg")
+
+    def test_nothing_measured(self) -> None:
+        assert "nothing was measured" in drawing(Curves("Empty", "x", "y", ()))
+
+
+SHEET = Sheet(
+    "a | title",
+    ("name", "n", "x", "empty"),
+    (("a|b", 1, 0.12345, None), ("<c>", 22, 12345.6, None)),
+)
+
+
+class TestSheets:
+    def test_csv_has_all_digits(self) -> None:
+        rows = list(csv.reader(io.StringIO(as_csv([SHEET]))))
+        assert rows[0] == ["table", "name", "n", "x", "empty"]
+        assert rows[1] == ["a | title", "a|b", "1", "0.12345", ""]
+
+    def test_markdown(self) -> None:
+        lines = as_markdown([SHEET]).splitlines()
+        assert lines[2:] == [
+            "| name | n | x |", "| --- | ---: | ---: |", "| a\\|b | 1 | 0.123 |",
+            "| <c> | 22 | 12346 |",
+        ]  # fmt: skip
+
+    def test_figures(self) -> None:
+        assert [told(x) for x in (None, "a", 3, 0.0, 0.0001234, 1.5, 56.789)] == [
+            "", "a", "3", "0.000", "1.2e-04", "1.500", "56.79",
+        ]  # fmt: skip
+
+    def test_a_page_needs_nothing_beside_itself(self, tmp_path: Path) -> None:
+        path = tmp_path / "page.html"
+        save_page(path, "A <title>", [SHEET], [CURVES, BARS], ["It pays & more."], {"n": 3})
+        text = path.read_text(encoding="utf-8")
+        assert "<script" not in text
+        assert not re.findall(r'(?:src|href)="(?!#)', text.replace('xlink:href="#', 'href="#'))
+        assert "http-equiv" not in text
+        assert "&lt;title&gt;" in text
+        assert "&lt;c&gt;" in text
+        assert "It pays &amp; more." in text
+        ids = re.findall(r'\bid="([^"]+)"', text)
+        assert len(ids) == len(set(ids))
+        for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text):
+            assert "".join(target) in ids

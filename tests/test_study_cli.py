@@ -1,0 +1,191 @@
+"""The studies on the real pair, from the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from test_cli import qdraft
+from test_engine import tiny_model
+
+pytestmark = pytest.mark.real
+
+
+def files(pair: tuple[Path, Path]) -> tuple[str, ...]:
+    return ("-m", str(pair[0]), "-d", str(pair[1]))
+
+
+class TestBench:
+    def test_one_object(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
+        page = tmp_path / "bench.html"
+        done = qdraft(
+            "bench", *files(smollm2), "--kinds", "code,story", "-n", "12", "--temp", "0,1",
+            "--json", "--report", str(page), "--plot", str(tmp_path / "bench.svg"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert [(r["kind"], r["temperature"]) for r in found["rows"]] == [
+            ("code", 0), ("code", 1), ("story", 0), ("story", 1),
+        ]  # fmt: skip
+        assert found["total"]["n_texts"] == 4
+        assert found["total"]["speedup"]["low"] < found["total"]["speedup"]["high"]
+        assert found["library"].startswith("llama-cpp-python")
+        assert found["kv"]["shared"]
+        assert page.read_text(encoding="utf-8").count("<svg") >= 2
+        assert (tmp_path / "bench.svg").stat().st_size > 1000
+        explained = qdraft("explain", "--from", "-", "--temp", "0", stdin=done.stdout)
+        if found["by_temperature"][0]["alpha"] is not None:
+            assert explained.returncode == 0, explained.stderr
+            assert "alpha" in explained.stdout
+
+    def test_csv_and_markdown(self, smollm2: tuple[Path, Path]) -> None:
+        shared = ("bench", *files(smollm2), "--kinds", "code", "-n", "6", "--temp", "0", "--quiet")
+        rows = list(csv.reader(io.StringIO(qdraft(*shared, "-o", "csv").stdout)))
+        assert rows[0][:4] == ["table", "kind", "T", "alone"]
+        done = qdraft(*shared, "-o", "md")
+        assert "| kind |" in done.stdout
+        assert "\x1b" not in done.stdout + done.stderr
+        assert done.stderr == ""
+
+    @pytest.mark.parametrize(
+        ("args", "error"),
+        [
+            (("--temp", "cold"), "--temp is cold"),
+            (("-o", "xml"), "-o is xml"),
+            (("--kinds", "dance"), "unknown kind of work dance"),
+            (("--json", "-o", "csv"), "do not go together"),
+            (("--plot", "x.png", "--no-plot"), "do not go together"),
+            (("--plot", "/nowhere/x.png"), "is no folder"),
+            (("--n-draft", "0"), "--n-draft 0 is the target alone"),
+            (("--prompts", "/nowhere/prompts"), "cannot be read"),
+        ],
+    )
+    def test_wrong_options(
+        self, smollm2: tuple[Path, Path], args: tuple[str, ...], error: str
+    ) -> None:
+        done = qdraft("bench", *files(smollm2), *args)
+        assert done.returncode == 2
+        assert error in done.stderr
+        assert done.stdout == ""
+
+    def test_a_target_alone_has_nothing_to_measure(self, smollm2: tuple[Path, Path]) -> None:
+        done = qdraft("bench", "-m", str(smollm2[0]))
+        assert done.returncode == 2
+        assert "there is no draft to measure" in done.stderr
+
+
+class TestCompare:
+    def run(self, smollm2: tuple[Path, Path], *args: str) -> CompletedProcess[str]:
+        return qdraft(
+            "compare", str(smollm2[0]), str(smollm2[1]), "Q8_0", "--no-imatrix", "--chunks", "1",
+            "-c", "128", "-n", "8", "--temp", "0", *args,
+        )  # fmt: skip
+
+    def test_a_ladder(self, smollm2: tuple[Path, Path]) -> None:
+        done = self.run(smollm2, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert {"reference", "rows", "verdict"} <= found.keys()
+        eight, two = found["rows"]  # from the largest down
+        assert eight["file_type"] == "Q8_0"
+        assert eight["quality"]["kld"]["value"] < 0.02 < two["quality"]["kld"]["value"]
+        assert eight["quality"]["same_top"]["value"] > two["quality"]["same_top"]["value"]
+        assert eight["quality"]["n"] == 63
+        # The reference as the rungs saw it, out of the store, is the reference.
+        base = found["reference"]["quality"]["ppl"]["value"]
+        assert eight["quality"]["ppl_base"]["value"] == pytest.approx(base, rel=1e-4)
+        draft = two["as_draft"][0]
+        assert draft["alpha_shared"]["value"] > draft["alpha_own"]["value"] - 0.15
+        assert found["verdict"]["words"]
+        again = self.run(smollm2, "--quiet", "-o", "md")  # out of the cache
+        assert again.returncode == 0
+        assert again.stderr == ""
+        assert "Mean KLD" in again.stdout
+
+    def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
+        other = tmp_path / "other.gguf"
+        tiny_model(other, ["a", "b", "c"]).close()
+        done = qdraft("compare", str(smollm2[0]), str(other))
+        assert done.returncode == 4
+        assert "is not another quantization of" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("args", "status", "error"),
+        [
+            (("Q99",), 2, "Q99 is no file and no type"),
+            (("nowhere.gguf",), 3, "nowhere.gguf"),
+            (("Q8_0", "--chunks", "1", "-c", "4096"), 2, "but a chunk needs 4096"),
+            (("Q8_0", "--imatrix", "x", "--no-imatrix"), 2, "not both"),
+        ],
+    )
+    def test_wrong_options(
+        self, smollm2: tuple[Path, Path], args: tuple[str, ...], status: int, error: str
+    ) -> None:
+        done = qdraft("compare", str(smollm2[0]), *args)
+        assert done.returncode == status, done.stderr
+        assert error in done.stderr
+
+
+class TestWithoutModels:
+    def test_replay(self) -> None:
+        done = qdraft(
+            "replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.06,8=1.1,16=1.22", "--json"
+        )
+        assert done.returncode == 0, done.stderr
+        ways = json.loads(done.stdout)["ways"]
+        assert ways[0]["replayed"]["speedup"] > 3
+        one = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
+        assert "fixed 1" in one.stdout
+
+    @pytest.mark.parametrize(
+        ("args", "error"),
+        [
+            ((), "give either a record or --alpha"),
+            (("--alpha", "0.9"), "both --c and --v are needed"),
+            (("--alpha", "0.9", "--c", "0.1", "--v", "two"), "--v is two"),
+            (("--alpha", "1.5", "--c", "0.1", "--v", "2=1"), "alpha is 1.5"),
+            (("nowhere.npz",), "cannot be read"),
+        ],
+    )
+    def test_wrong_replays(self, args: tuple[str, ...], error: str) -> None:
+        done = qdraft("replay", *args)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert error in done.stderr
+
+    def test_explain(self) -> None:
+        given = ("explain", "--alpha", "0=0.9,1=0.8", "--c", "0.3", "--v", "2=1.1,5=1.4")
+        done = qdraft(
+            *given, "--prompt-tokens", "2000", "-n", "100", "--users", "4", "--experts", "8/64",
+            "--json",
+        )  # fmt: skip
+        topics = [one["topic"] for one in json.loads(done.stdout)["findings"]]
+        assert topics == [
+            "pair", "temperature 0", "temperature 1", "prompt and output length", "4 users",
+            "mixture of experts",
+        ]  # fmt: skip
+        assert "verdict" in qdraft(*given, "--temp", "0.5").stdout
+
+    @pytest.mark.parametrize(
+        ("args", "error"),
+        [
+            ((), "without --alpha and --c and --v nothing can be said"),
+            (("--alpha", "2"), "--alpha is 2"),
+            (
+                ("--alpha", "0.9", "--c", "0.1", "--v", "2=1", "--experts", "9/8"),
+                "--experts is 9/8",
+            ),
+            (
+                ("--alpha", "0.9", "--c", "0.1", "--v", "2=1", "--memory", "much"),
+                "--memory is much",
+            ),
+            (("--from", __file__), "is no bench"),
+        ],
+    )
+    def test_wrong_explanations(self, args: tuple[str, ...], error: str) -> None:
+        done = qdraft("explain", *args)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert error in done.stderr
