@@ -24,7 +24,8 @@ def open_pair(
     """Open a pair of models.yaml by name (None: the default one), or two files.
 
     With ``target``, ``draft`` None is the target alone. A pair from a package is built into
-    the cache on first use. Raises QDraftError for whatever does not work.
+    the cache on first use; its chat template of models.yaml holds, while its context, devices and
+    tuned settings are defaults of the commands only. Raises QDraftError for whatever does not work.
     """
     if target is None and draft is not None:
         raise UsageError("a draft needs a target beside it")
@@ -34,5 +35,12 @@ def open_pair(
         files = (Path(target), Path(draft) if draft else None)
         return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
     threads = (params.n_threads if params else 0) or default_threads()
-    files = materialize(registry.load().find(name), threads=threads)
-    return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
+    entry = registry.load().find(name)
+    files = materialize(entry, threads=threads)
+    return Pair(
+        *files,
+        params,
+        draft_params=draft_params,
+        share_kv=share_kv,
+        template=registry.template_of(entry),
+    )

@@ -66,13 +66,15 @@ class Pair:
         *,
         draft_params: EngineParams | None = None,
         share_kv: str = "auto",
+        template: str | None = None,
         progress: LoadProgress | None = None,
     ) -> None:
         """Load both files and prove that their vocabularies are the same.
 
         ``draft_params`` None loads the draft like the target. ``share_kv`` "auto" gives the
         draft the target's KV cells where that is proven to work, "on" demands it, "off" leaves
-        the draft its own; ``kv`` tells what came of it. Raises ModelFileError,
+        the draft its own; ``kv`` tells what came of it. ``template`` is a Jinja chat
+        template that stands in for the target's own. Raises ModelFileError,
         PairError, UsageError or EngineError; whatever was loaded by then is freed.
         """
         if share_kv not in SHARE_KV:
@@ -89,6 +91,8 @@ class Pair:
         self._engines: list[LlamaEngine] = []
         try:
             self.target_engine = self._open(target, params, progress)
+            if template is not None:
+                self.target_engine.vocab.use_template(template)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
             self.courier, self.kv = self._share(share_kv, params, draft_params)
             self._target_facts = machine.facts_of(target, params)

@@ -103,10 +103,10 @@ def user_path(user_file: Path | None = None) -> Path:
     return user_file or (Path(named) if named else config_dir() / "models.yaml")
 
 
-def entries_of(target: Path) -> list[Entry]:
+def entries_of(target: Path, user_file: Path | None = None) -> list[Entry]:
     """The pairs of files in the user's models.yaml that have this target and a draft."""
     found = []
-    for entry in load().entries.values():
+    for entry in load(user_file).entries.values():
         if entry.source is None and entry.draft and Path(entry.draft).is_file():
             known = Path(entry.target)
             if known.is_file() and target.is_file() and known.samefile(target):
@@ -114,9 +114,30 @@ def entries_of(target: Path) -> list[Entry]:
     return found
 
 
-def draft_of(target: Path) -> Path | None:
-    """The draft of the first of ``entries_of``; None if there is none."""
-    return next((Path(entry.draft) for entry in entries_of(target) if entry.draft), None)
+def meant(
+    target: Path | None, draft: Path | None, pair: str | None, user_file: Path | None = None
+) -> Entry | None:
+    """The entry that is meant by a pair's name, or by files; None for files that no entry names.
+
+    Raises UsageError as ``load`` does, and for an unknown name.
+    """
+    if target is None:
+        return load(user_file).find(pair)
+    known = entries_of(target)
+    if draft is not None:
+        known = [e for e in known if e.draft and draft.is_file() and draft.samefile(e.draft)]
+    return known[0] if known else None
+
+
+def template_of(entry: Entry | None) -> str | None:
+    """The text of the entry's own chat template; None where it has none. Raises UsageError."""
+    if entry is None or not entry.template:
+        return None
+    try:
+        return Path(entry.template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"the template {entry.template} cannot be read: {why}") from error
 
 
 def _shipped() -> Path:

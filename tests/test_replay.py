@@ -70,7 +70,7 @@ def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace
         texts.append(
             record(
                 target, draft, tokens, len(prompt), kind="text", temperature=temperature,
-                copy=copy, n_rows=5,
+                copy=copy,
             )
         )  # fmt: skip
         assert target.n_past == draft.n_past == 0

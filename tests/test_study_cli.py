@@ -5,12 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from test_cli import qdraft
 from test_engine import tiny_model
+
+from qdraft import registry
+from qdraft.errors import UsageError
 
 pytestmark = pytest.mark.real
 
@@ -189,3 +194,103 @@ class TestWithoutModels:
         done = qdraft("explain", *args)
         assert (done.returncode, done.stdout) == (2, "")
         assert error in done.stderr
+
+
+class TestTune:
+    def test_recorded_replayed_confirmed_written_and_used(
+        self, smollm2: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        models, record = tmp_path / "models.yaml", tmp_path / "pair.npz"
+        target, draft = smollm2
+        models.write_text(
+            f"# mine\npairs:\n  mine:  # a pair\n    target: {target}\n    draft: {draft}\n"
+        )
+        named = ("--pair", "mine", "--models-file", str(models))
+        done = qdraft(
+            "tune", *named, "-n", "8", "--temp", "0", "--no-settings", "--confirm", "1",
+            "--record", str(record), "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        live = [way for way in found["ways"] if way["live"]]
+        assert len(live) == 1
+        assert live[0]["live"]["low"] < live[0]["live"]["high"]
+        assert len(found["ways"]) == 13
+        text = models.read_text()
+        assert text.startswith("# mine\n")
+        tuned = registry.read(models).find("mine").tuned
+        assert tuned["draft-policy"] == live[0]["params"]["draft_policy"]
+        assert "times the target alone" in str(tuned["evidence"])
+        replayed = qdraft("replay", str(record), "--temp", "0", "--n-draft", "2", "--json")
+        assert replayed.returncode == 0, replayed.stderr
+        assert json.loads(replayed.stdout)["ways"][0]["replayed"]["alpha"] > 0.3
+        cheap = qdraft("replay", str(record), "--temp", "0", "--c", "0.01", "--v", "2=1.01,9=1.05")
+        assert "times the target alone" in cheap.stdout
+
+    def test_a_target_alone_has_nothing_to_tune(self, smollm2: tuple[Path, Path]) -> None:
+        done = qdraft("tune", "-m", str(smollm2[0]))
+        assert done.returncode == 2
+        assert "there is no draft to tune" in done.stderr
+
+
+class TestSettingsOfAPair:
+    """What an entry says of options stands where nothing is given; the command line wins."""
+
+    def run(self, models: Path, *args: str) -> dict[str, Any]:
+        done = qdraft(
+            "run", "--models-file", str(models), "-p", "Hi", "-n", "10", "--temp", "0", "--json",
+            *args,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    @pytest.fixture
+    def models(self, smollm2: tuple[Path, Path], tmp_path: Path) -> Path:
+        template = tmp_path / "plain.jinja"
+        template.write_text("{{ bos_token }}Q: {{ messages[-1]['content'] }}\nA:")
+        path = tmp_path / "models.yaml"
+        path.write_text(
+            f"default: mine\npairs:\n  mine:\n    target: {smollm2[0]}\n    draft: {smollm2[1]}\n"
+            "    template: plain.jinja\n    context: 64\n"
+            "    tuned: {draft-policy: fixed, n-draft: 2, evidence: tried}\n"
+        )
+        return path
+
+    def test_they_stand(self, models: Path) -> None:
+        found = self.run(models)
+        assert max(r["n_draft"] for r in found["rounds"]) == 2
+        assert found["summary"]["n_prompt"] < 12  # the template is that of the entry
+
+    def test_the_command_line_wins(self, models: Path) -> None:
+        assert max(r["n_draft"] for r in self.run(models, "--n-draft", "3")["rounds"]) == 3
+        alone = self.run(models, "--no-draft")
+        assert max(r["n_draft"] for r in alone["rounds"]) == 0
+
+    def test_the_context_too(self, models: Path) -> None:
+        done = qdraft("run", "--models-file", str(models), "-p", "word " * 100, "-n", "2")
+        assert done.returncode == 5
+        assert "the context holds 64" in done.stderr
+
+    def test_a_template_that_is_not_there(self, models: Path) -> None:
+        models.write_text(models.read_text().replace("plain.jinja", "none.jinja"))
+        done = qdraft("run", "--models-file", str(models), "-p", "Hi", "-n", "2")
+        assert done.returncode == 2
+        assert "none.jinja cannot be read" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("line", "error"),
+        [
+            ("tuned: {n-draft: [2]}", "n-draft (line 1) must be text or a number"),
+            ("tuned: {n_draft: 2}", "unknown key n_draft (line 1)"),
+            ("devices: {gpu-layers: true}", "gpu-layers (line 1) must be text or a number"),
+            ("context: many", "context (line 1) must be a number"),
+            ("context: -1", "context (line 1) must be a number"),
+            ("template: 3", "template (line 1) must be text"),
+        ],
+    )
+    def test_mistakes_have_a_line(self, tmp_path: Path, line: str, error: str) -> None:
+        path = tmp_path / "models.yaml"
+        path.write_text(f"pairs: {{a: {{target: t, {line}}}}}\n")
+        with pytest.raises(UsageError, match=re.escape(error)):
+            registry.read(path)

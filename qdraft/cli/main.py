@@ -18,8 +18,10 @@ from qdraft.cli.compare import compare
 from qdraft.cli.explain import explain
 from qdraft.cli.inspect import inspect
 from qdraft.cli.make import make
+from qdraft.cli.pair_command import PairCommand
 from qdraft.cli.replay import replay
 from qdraft.cli.run import INTERRUPTED, run
+from qdraft.cli.tune import tune
 from qdraft.errors import QDraftError
 from qdraft.render.console import LogToTalk, show_line
 
@@ -31,10 +33,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
+app.command(cls=PairCommand)(run)
 app.command()(make)
-app.command()(bench)
+app.command(cls=PairCommand)(bench)
 app.command()(compare)
+app.command()(tune)
 app.command()(replay)
 app.command()(explain)
 app.command()(inspect)

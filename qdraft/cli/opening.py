@@ -10,6 +10,7 @@ from qdraft import registry
 from qdraft.engine.library import default_threads, overload
 from qdraft.errors import UsageError
 from qdraft.pair import SHARE_KV, Pair
+from qdraft.registry import Entry
 from qdraft.render.progress import Bars
 from qdraft.source import materialize
 from qdraft.types import EngineParams
@@ -43,6 +44,30 @@ class Models:
             raise UsageError("--models-file names pairs, and -m a file: give one of them")
 
 
+def entry_of(models: Models) -> Entry | None:
+    """The entry of models.yaml that is meant; None for files that no entry names."""
+    return registry.meant(models.target, models.draft, models.pair, models.models_file)
+
+
+def files_of(
+    models: Models, entry: Entry | None, threads: int, bars: Bars
+) -> tuple[Path, Path | None]:
+    """Paths of target and draft, built where a package brings them."""
+    if models.target is None:
+        assert entry
+        if models.no_draft or models.ngram:
+            entry = replace(entry, draft=None)
+        return materialize(
+            entry, threads=threads or default_threads(), progress=bars.building, report=bars.built
+        )
+    if models.draft or models.no_draft or models.ngram:
+        return models.target, models.draft
+    if entry is None:
+        name = models.target.name
+        log.info("no draft of %s is known: qdraft make %s makes one", name, models.target)
+    return models.target, Path(entry.draft) if entry and entry.draft else None
+
+
 def open_models(
     models: Models, engine: EngineParams, draft_engine: EngineParams, *, quiet: bool
 ) -> Pair:
@@ -50,24 +75,14 @@ def open_models(
     if busy := overload():
         log.warning("%s", busy)
     with Bars(quiet=quiet) as bars:
-        target, draft = models.target, models.draft
-        if target is None:
-            entry = registry.load(models.models_file).find(models.pair)
-            if models.no_draft or models.ngram:
-                entry = replace(entry, draft=None)
-            threads = engine.n_threads or default_threads()
-            target, draft = materialize(
-                entry, threads=threads, progress=bars.building, report=bars.built
-            )
-        elif draft is None and not (models.no_draft or models.ngram):
-            draft = registry.draft_of(target)
-            if draft is None:
-                log.info("no draft of %s is known: qdraft make %s makes one", target.name, target)
+        entry = entry_of(models)
+        target, draft = files_of(models, entry, engine.n_threads, bars)
         return Pair(
             target,
             draft,
             engine,
             draft_params=draft_engine,
             share_kv=models.share_kv,
+            template=registry.template_of(entry),
             progress=bars.loading,
         )

@@ -15,6 +15,8 @@ _N_ALONE = 7  # the last times of the target alone
 _REACH = 3  # rows beyond the widest measured batch that may be tried next
 _HOPE = 0.25  # share of the last slope that is expected there: v is steepest at its first step
 _CARRIED = 0.3  # weight of an earlier text's tests in the next one
+_FRESH = 192  # rounds after which a width that was not measured is tried as a new one
+_KEPT_FOR = 48  # the same for what an earlier run kept
 N_READ_FREE = 3  # tokens that a draft may read first and its time still be that of its rows
 
 
@@ -23,6 +25,10 @@ class CostTable:
 
     Each is measured against the target tokens decoded alone at about the same time, because
     what else a machine does changes all of them together.
+
+    A draft after rounds without one costs more than the same draft among others (cells to copy,
+    graphs to build): its times count only where they are lower than what is known. What was
+    not measured for ``_FRESH`` rounds is not known any more.
     """
 
     def __init__(
@@ -45,24 +51,32 @@ class CostTable:
         self._c_mid = dict(self._kept_c)
         self._v_mid = dict(self._kept_v)
         self._v_of: dict[int, float] = {}
+        self._n_rounds = 0
+        self._drafted_last = False
+        self._measured_at = dict.fromkeys(self._kept_v, _KEPT_FOR - _FRESH)
 
     def add(self, round: Round) -> None:
         """Take in the times of a round (not the prompt's); verifying is a part of the decode."""
         verify_s = round.verify_s + round.other_s
+        among_others, self._drafted_last = self._drafted_last, bool(round.n_draft)
+        self._n_rounds += 1
+        self._v_of.clear()
         if not round.n_draft:
             self._target.append(verify_s)
             self._target_s = median(self._target)
         if self._target_s is None:
             return
         if round.n_draft:
-            times = self._v[width := round.n_draft + 1]
-            times.append(verify_s / self._target_s)
-            self._v_mid[width] = median(times)
-            self._v_of.clear()
+            width, ratio = round.n_draft + 1, verify_s / self._target_s
+            if among_others or ratio < self._v_mid.get(width, math.inf):
+                self._v[width].append(ratio)
+                self._v_mid[width] = median(self._v[width])
+                self._measured_at[width] = self._n_rounds
         if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
-            times = self._c[round.source]
-            times.append(round.draft_s / round.n_draft_rows / self._target_s)
-            self._c_mid[round.source] = median(times)
+            source, ratio = round.source, round.draft_s / round.n_draft_rows / self._target_s
+            if among_others or ratio < self._c_mid.get(source, math.inf):
+                self._c[source].append(ratio)
+                self._c_mid[source] = median(self._c[source])
 
     @property
     def target_s(self) -> float | None:
@@ -91,7 +105,13 @@ class CostTable:
 
     def _estimate(self, n: int) -> float:
         # One by one, n rows cost n: whatever was measured beyond that was a disturbance.
-        known = {1: 1.0, **{width: min(width, x) for width, x in self._v_mid.items()}}
+        # Two rows are measured at every probe; what is known of more of them grows old.
+        fresh = {
+            width: x
+            for width, x in self._v_mid.items()
+            if width == 2 or self._n_rounds - self._measured_at.get(width, 0) < _FRESH
+        }
+        known = {1: 1.0, **{width: min(width, x) for width, x in fresh.items()}}
         if n in known:
             return known[n]
         below = sorted(width for width in known if width < n)

@@ -92,6 +92,10 @@ class LlamaVocab:
         text = self._lib.llama_model_chat_template(self._open(self._model), None)
         return text.decode("utf-8", "replace") if text else None
 
+    def use_template(self, text: str) -> None:
+        """Another Jinja chat template in place of the model's own."""
+        self._template = text
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None

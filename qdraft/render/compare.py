@@ -40,7 +40,7 @@ def sheets(found: Comparison) -> list[Sheet]:
     ]  # fmt: skip
     if rows:
         columns = (
-            "file", "T", "c", "alpha own", "shared KV", "n_draft", "predicted", "measured", "low",
+            "file", "T", "c", "alpha own", "shared", "n_draft", "predicted", "measured", "low",
             "high",
         )  # fmt: skip
         lines = tuple((names[row.path], *line) for row in rows for line in _draft(row))
@@ -52,7 +52,7 @@ def sheets(found: Comparison) -> list[Sheet]:
 
 
 def labels(found: Comparison) -> dict[Path, str]:
-    """Short names: the file's type where no other file has it, else the file's name."""
+    """Short names: the file's type where no other file has it, else its name."""
     rows = (found.reference, *found.rows)
     counts = Counter(row.file_type for row in rows)
     return {

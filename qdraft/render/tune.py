@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from qdraft.core.costmodel import speedup
+from qdraft.registry import EVIDENCE, Value
 from qdraft.render.sheet import Cell, Sheet
 from qdraft.study.explain import v_at
 from qdraft.study.pictures import Curves, Picture, costs_picture, line_of, places_picture
 from qdraft.study.replay import Costs
+from qdraft.study.settings import Setting
 from qdraft.study.tune import Tried
+
+_MOST = 12  # ways in a table
 
 
 def sheets(tried: Sequence[Tried]) -> list[Sheet]:
-    """One row a way, as they come."""
+    """One row a way, as they come; those that were slow in the replay are only counted."""
     columns = (
         "way", "alpha", "draft yield", "tau", "replayed", "live", "low", "high", "live alpha",
     )  # fmt: skip
-    return [Sheet("ways to draft, times the target alone", columns, tuple(map(_row, tried)))]
+    shown = tried[:_MOST]
+    title = "ways to draft, times the target alone"
+    if len(shown) < len(tried):
+        title += f" (the fastest {_MOST} of {len(tried)}; --json has all)"
+    return [Sheet(title, columns, tuple(map(_row, shown)))]
 
 
 def pictures(tried: Sequence[Tried], costs: Costs) -> list[Picture]:
     """Speed-up against n_draft, replayed, by the formula and live; costs; acceptance by place."""
-    fixed = [one for one in tried if one.params.draft_policy == "fixed" and "token" not in one.name]
+    fixed = [
+        one for one in tried if one.params.draft_policy == "fixed" and one.params.verify == "block"
+    ]
     out: list[Picture] = []
     if len(fixed) > 1:
         lengths = [(one.params.n_draft or 0, one) for one in fixed]
@@ -64,6 +75,58 @@ def words(tried: Sequence[Tried]) -> str:
         return "no way of drafting pays with these costs: the target alone is the fastest"
     alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
     return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
+
+
+def setting_sheets(found: Sequence[Setting]) -> list[Sheet]:
+    """One row a setting, as they were tried; none where nothing was."""
+    if not found:
+        return []
+    rows = tuple(
+        (
+            one.name, one.target_per_second or None, one.c or None, one.n_draft,
+            one.per_second or None,
+            one.error or ("" if one.same_output else "changes what the target computes"),
+        )
+        for one in found
+    )  # fmt: skip
+    return [Sheet("settings", ("setting", "target t/s", "c", "n_draft", "expected t/s", ""), rows)]
+
+
+def winner(tried: Sequence[Tried]) -> Tried:
+    """The fastest way live, or by the replay where nothing was confirmed."""
+    live = [one for one in tried if one.live]
+    if live:
+        return max(live, key=lambda one: one.live.value if one.live else 0.0)
+    return max(tried, key=lambda one: one.replayed.speedup)
+
+
+def verdict(best: Tried, setting: Setting | None, draft: Path) -> list[str]:
+    """What to run, and what it brought."""
+    ratio = best.live
+    if ratio is None:
+        found = f"{best.replayed.speedup:.2f} times the target alone by the replay, not confirmed"
+    else:
+        sure = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+        found = f"{ratio.value:.2f} times the target alone{sure} live"
+    words = [f"{best.name} with {draft.name}: {found}"]
+    if setting:
+        words.append(f"{setting.name}: {setting.per_second:.1f} t/s are expected with the draft")
+    return words
+
+
+def tuned(best: Tried, setting: Setting | None, evidence: str, day: str) -> dict[str, Value]:
+    """The settings as an entry of models.yaml has them."""
+    p = best.params
+    told: dict[str, Value] = {"draft-policy": p.draft_policy}
+    if p.n_draft is not None:
+        told["n-draft"] = p.n_draft
+    if p.p_min is not None:
+        told["p-min"] = p.p_min
+    if p.verify != "block":
+        told["verify"] = p.verify
+    if setting:
+        told["threads"] = setting.params.n_threads
+    return {**told, EVIDENCE: f"{evidence}, {day}"}
 
 
 def _row(one: Tried) -> tuple[Cell, ...]:

@@ -107,7 +107,7 @@ def compare(
                 }  # fmt: skip
                 kept.keep(run(_RUNG, rung, progress))
             assert kept.value
-            yield _measured(about, kept.value)
+            yield _measured(about, kept.value, name)
         except QDraftError as error:
             log.warning("%s: %s", name, error)
             yield Measured(name, Path(name), "", 0, 0.0, {}, str(error))
@@ -191,9 +191,14 @@ def _matrix(target: Path, path: Path, params: EngineParams, progress: Progress |
     return path
 
 
-def _measured(facts: Facts, found: dict[str, Any]) -> Measured:
+def _measured(facts: Facts, found: dict[str, Any], name: str = "") -> Measured:
     return Measured(
-        facts.path.name, facts.path, facts.file_type, facts.n_bytes, facts.bits_per_weight, found
+        name or facts.path.name,
+        facts.path,
+        facts.file_type,
+        facts.n_bytes,
+        facts.bits_per_weight,
+        found,
     )
 
 

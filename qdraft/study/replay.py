@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,20 +159,21 @@ def replay(
 ) -> Replayed:
     """Draft through the texts that were recorded nearest to ``sampling``'s temperature.
 
-    Sampled drafting is replayed ``repeats`` times with other random numbers. Raises UsageError
-    for what a record cannot tell: penalties, n-grams, temperatures above 1.5.
+    Each text is replayed ``repeats`` times, beginning a place later each time and with other
+    random numbers: where rounds happen to start matters. Raises UsageError for what a record
+    cannot tell: penalties, n-grams, temperatures above 1.5.
     """
     _require(trace, sampling, params, share_kv)
     wanted = min(trace.temperatures, key=lambda t: abs(t - sampling.temperature))
     rounds: list[Round] = []
     table = CostTable(1.0, {"model": costs.c}, dict(costs.v))
     acceptance, loss = AcceptanceTable(), RecentLoss()
-    for repeat in range(1 if sampling.temperature == 0 else repeats):
+    for repeat in range(repeats):
         for place, text in enumerate(t for t in trace.texts if t.temperature == wanted):
             acceptance.start_text()
             rng = SeededRng(1000 * repeat + place)
             rounds += _replay_text(
-                text, costs, sampling, params, share_kv, table, acceptance, loss, rng
+                _from(text, repeat), costs, sampling, params, share_kv, table, acceptance, loss, rng
             )
     return _folded(rounds)
 
@@ -188,6 +189,19 @@ def _require(trace: Trace, sampling: SamplingParams, params: DecodeParams, share
             raise UsageError(f"{name} cannot be replayed: a record keeps places, not tokens")
     if share_kv and any(text.shared is None for text in trace.texts):
         raise UsageError("this pair does not share its KV cells", hint="--share-kv off")
+
+
+def _from(text: TextTrace, start: int) -> TextTrace:
+    """A text without its first ``start`` places, as far as it is long enough."""
+    start = min(start, text.n - 2)
+    return replace(
+        text,
+        n_prompt=text.n_prompt + start,
+        target=text.target[start:],
+        own=text.own[start:],
+        shared=None if text.shared is None else text.shared[:, start:],
+        depth=None if text.depth is None else text.depth[:, start:],
+    )
 
 
 def _replay_text(

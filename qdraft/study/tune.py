@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from qdraft.pair import Pair
 from qdraft.study import bench
 from qdraft.study.fold import fold
 from qdraft.study.replay import Costs, Replayed, replay
-from qdraft.study.search import measure_costs
 from qdraft.study.statistics import Ratio
 from qdraft.study.trace import Trace, record
-from qdraft.study.work import Task
-from qdraft.types import MAX_N_DRAFT, DecodeParams, SamplingParams
+from qdraft.study.work import WARM_UP, Task
+from qdraft.types import DecodeParams, SamplingParams
 
 Progress = Callable[[str, float, float], None]
 
@@ -41,7 +40,7 @@ class Tried:
             "fixed": f"fixed {p.n_draft}",
             "confidence": f"confidence {p.p_min:g}" if p.p_min is not None else "confidence",
         }[p.draft_policy]
-        return how if p.verify == "block" else f"{how}, token by token"
+        return how if p.verify == "block" else f"{how} (token)"
 
 
 def ways(temperature: float) -> list[DecodeParams]:
@@ -81,15 +80,40 @@ def record_pair(
                     record(
                         pair.target_engine, pair.draft_engine, tokens, len(written.prompt),
                         kind=task.kind, temperature=temperature, copy=copy,
-                        n_rows=MAX_N_DRAFT + 1,
                     )
                 )  # fmt: skip
             if progress:
                 done = place * len(temperatures) + temperatures.index(temperature) + 1
                 progress("recording", done, n_all)
-    c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
-    costs = {"c": c, "v": {str(n): x for n, x in v.items()}}
-    return Trace({**about, "costs": costs}, tuple(texts))
+    costs = live_costs(pair, replace(sampling, temperature=temperatures[-1]), progress)
+    told = {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}}
+    return Trace({**about, "costs": told}, tuple(texts))
+
+
+def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None = None) -> Costs:
+    """c and v as rounds have them: with sampling, the courier and the loop's own time.
+
+    From texts with drafts of each length, between texts without one.
+    """
+    one: list[float] = []
+    rows: list[float] = []
+    v: dict[int, list[float]] = {}
+    for i, n_draft in enumerate(_LENGTHS):
+        for n in (0, n_draft):
+            params = DecodeParams(n_predict=28, draft_policy="fixed", n_draft=n, seed=i)
+            text = pair.generate(WARM_UP, sampling, params)
+            text.read()
+            for r in text.rounds[2:]:
+                if r.n_draft == n_draft:
+                    rows.append(r.draft_s / r.n_draft_rows)
+                if r.n_draft:
+                    v.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
+                else:
+                    one.append(r.verify_s + r.other_s)
+        if progress:
+            progress("measuring costs", i + 1, len(_LENGTHS))
+    alone = median(one)
+    return Costs(median(rows) / alone, {n: median(x) / alone for n, x in sorted(v.items())})
 
 
 def costs_of(trace: Trace) -> Costs | None:
@@ -112,7 +136,7 @@ def replay_ways(
     """Replay each way; the fastest first."""
     tried = []
     for i, params in enumerate(found):
-        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=3)
+        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=4)
         tried.append(Tried(params, made))
         if progress:
             progress("replaying", i + 1, len(found))

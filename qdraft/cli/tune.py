@@ -1,0 +1,176 @@
+"""`qdraft tune`: the fastest way to draft with a pair, confirmed live and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+from qdraft import models_file as file_of_models
+from qdraft import registry
+from qdraft.cli import options as opt
+from qdraft.cli import study_options as study
+from qdraft.cli.opening import Models, entry_of, files_of
+from qdraft.cli.studies import Shown, show_study
+from qdraft.errors import UsageError
+from qdraft.pair import Pair
+from qdraft.registry import Entry
+from qdraft.render import tune as view
+from qdraft.render.console import show_line
+from qdraft.render.progress import Bars
+from qdraft.study.replay import Costs
+from qdraft.study.settings import Setting, choose, try_settings
+from qdraft.study.trace import Trace, save
+from qdraft.study.tune import Tried, confirm, costs_of, record_pair, replay_ways, ways
+from qdraft.study.work import KINDS, Task, built_in
+from qdraft.types import EngineParams, SamplingParams
+
+_TUNING = "Tuning"
+
+Record = Annotated[
+    Path | None,
+    opt.option(_TUNING, "--record", help="Keep the record of the pair there, for replays."),
+]
+NoSettings = Annotated[
+    bool, opt.option(_TUNING, "--no-settings", help="Do not try threads, flash attention, caches.")
+]
+Confirm = Annotated[
+    int, opt.option(_TUNING, "--confirm", min=0, max=16, help="Ways to try live, the best first.")
+]
+NoWrite = Annotated[bool, opt.option(_TUNING, "--no-write", help="Leave models.yaml as it is.")]
+
+
+def tune(
+    target: opt.Target = None,
+    draft: opt.DraftFile = None,
+    pair: opt.PairName = None,
+    models_file: opt.ModelsFile = None,
+    n_predict: study.NPredictStudy = 64,
+    temperature: opt.Temperature = 0.8,
+    top_k: opt.TopK = 40,
+    top_p: opt.TopP = 0.95,
+    min_p: opt.MinP = 0.05,
+    threads: opt.Threads = 0,
+    record: Record = None,
+    n_confirmed: Confirm = 3,
+    no_settings: NoSettings = False,
+    no_write: NoWrite = False,
+    output: study.OutputFormat = "table",
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    plot: study.PlotFile = None,
+    no_plot: study.NoPlot = False,
+    report: study.ReportFile = None,
+) -> None:
+    """Find the fastest way to draft with a pair: recorded once, replayed offline, confirmed live.
+
+    Tries the other drafts that models.yaml knows for the target, and this machine's settings.
+    What wins is written to models.yaml, with what it was measured to bring, and used from then on.
+    """
+    shown = Shown(output, as_json, quiet, plot, no_plot, report)
+    models = Models(target, draft, pair, models_file, False, False)
+    sampling = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    entry = entry_of(models)
+    with Bars(quiet=quiet) as bars:
+        files = files_of(models, entry, threads, bars)
+        if files[1] is None:
+            raise UsageError("there is no draft to tune", hint="qdraft make makes one")
+        work = Work(
+            files[0], EngineParams(n_ctx=2048, n_threads=threads), sampling, n_predict, bars
+        )
+        others = [] if draft else _other_drafts(files, models_file)
+        recorded = [work.record(one) for one in (files[1], *others)]
+        found = max(recorded, key=lambda one: one.tried[0].replayed.speedup)
+        if record:
+            save(found.trace, record)
+        settings = [] if no_settings else work.try_settings(found)
+        chosen = choose(settings) if settings else None
+        tried = work.confirm(found, n_confirmed, chosen)
+    winner = view.winner(tried)
+    words = view.verdict(winner, chosen, found.draft)
+    known = None if no_write else _entry_to_write(entry, files[0], found.draft, models_file)
+    about = {"record": record, "draft": found.draft, "settings": settings,
+        "drafts": [{"draft": one.draft, "best": one.tried[0]} for one in recorded],
+    }  # fmt: skip
+    show_study(
+        "qdraft tune", [*view.sheets(tried), *view.setting_sheets(settings)],
+        view.pictures(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
+    )  # fmt: skip
+    if known:
+        told = view.tuned(winner, chosen, words[0], date.today().isoformat())
+        where = file_of_models.set_tuned(known, told, user_file=models_file)
+        show_line("info", f"written: pair {known.name} in {where}")
+    elif not no_write:
+        show_line("hint", "qdraft models add NAME -m ... -d ... first, and it is written there")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A draft, its record and its costs, and what the replays made of it: the fastest first."""
+
+    draft: Path
+    trace: Trace
+    costs: Costs
+    tried: Sequence[Tried]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What tuning does with one target."""
+
+    target: Path
+    params: EngineParams
+    sampling: SamplingParams
+    n_predict: int
+    bars: Bars
+
+    def record(self, draft: Path) -> Recorded:
+        """Record the pair with this draft, and replay every way."""
+        temperature = self.sampling.temperature
+        with Pair(self.target, draft, self.params, progress=self.bars.loading) as pair:
+            about = study.about(pair, self.params.n_threads)
+            trace = record_pair(
+                pair, built_in(), [temperature], self.sampling, self.n_predict, about,
+                self.bars.step,
+            )  # fmt: skip
+            costs = costs_of(trace)
+            assert costs
+            tried = replay_ways(
+                trace, costs, self.sampling, ways(temperature), share_kv=pair.kv.shared,
+                progress=self.bars.step,
+            )  # fmt: skip
+        return Recorded(draft, trace, costs, tried)
+
+    def try_settings(self, found: Recorded) -> list[Setting]:
+        alpha = found.tried[0].replayed.alpha or 0.0
+        return list(try_settings(self.target, found.draft, self.params, alpha, self.bars.step))
+
+    def confirm(self, found: Recorded, n: int, chosen: Setting | None) -> list[Tried]:
+        """The best ``n`` ways live, on prompts that were not recorded; then all the others."""
+        tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
+        params = replace(chosen.params, n_ctx=2048) if chosen else self.params
+        if not n:
+            return list(found.tried)
+        with Pair(self.target, found.draft, params, progress=self.bars.loading) as pair:
+            live = confirm(
+                pair, tasks, self.sampling, found.tried[:n], self.n_predict, self.bars.step
+            )
+            return [*live, *found.tried[n:]]
+
+
+def _other_drafts(files: tuple[Path, Path | None], models_file: Path | None) -> list[Path]:
+    """Drafts that models.yaml knows for this target, beside the one that was asked for."""
+    known = [Path(e.draft) for e in registry.entries_of(files[0], models_file) if e.draft]
+    return [d for d in known if not files[1] or not d.samefile(files[1])]
+
+
+def _entry_to_write(
+    entry: Entry | None, target: Path, draft: Path, models_file: Path | None
+) -> Entry | None:
+    """The entry that names this pair of files; None where there is none."""
+    if entry and (entry.source or (entry.draft and Path(entry.draft).samefile(draft))):
+        return entry
+    known = registry.entries_of(target, models_file)
+    return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)
