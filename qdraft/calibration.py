@@ -6,6 +6,7 @@ the target itself writes: there its activations are those that a draft will meet
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -13,7 +14,10 @@ from qdraft.engine.imatrix import CHUNK
 from qdraft.engine.quantize import Progress
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
+from qdraft.text import encode_prompt
 from qdraft.types import DecodeParams, SamplingParams
+
+log = logging.getLogger(__name__)
 
 PROMPTS = (
     "Write a Python function that counts the words of a file, and explain how it works.",
@@ -51,19 +55,30 @@ def write_texts(
     Each comes with the number of its tokens that are prompt.
     """
     texts: list[tuple[int, list[int]]] = []
+    raw = not takes_a_chat(pair, prompts[0])
     each = -(-n_tokens // len(prompts))
     n_done = 0
     for i, prompt in enumerate(prompts):
         params = DecodeParams(n_predict=min(each, n_tokens - n_done), n_draft=0, seed=i)
         if params.n_predict < 1:
             break
-        text = pair.generate(prompt, sampling, params)
+        text = pair.generate(prompt, sampling, params, raw=raw)
         for _ in text:
             if progress:
                 progress(n_done + len(text.tokens), n_tokens)
         n_done += len(text.tokens)
         texts.append((len(text.prompt), [*text.prompt, *text.tokens]))
     return texts
+
+
+def takes_a_chat(pair: Pair, prompt: str) -> bool:
+    """False, with a warning, where the chat template is broken or refuses a plain prompt."""
+    try:
+        encode_prompt(pair.target_engine.vocab, prompt)
+    except UsageError as error:
+        log.warning("%s: texts are written without the template", error)
+        return False
+    return True
 
 
 def to_chunks(texts: Sequence[Sequence[int]], bos: int) -> list[list[int]]:

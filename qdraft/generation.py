@@ -110,8 +110,9 @@ class Generation:
         with pair.exclusive():
             pair.running = self
             try:
-                pair.acceptance.start_text()
                 n_most = self._n_most()
+                if n_most:
+                    pair.acceptance.start_text()
                 for round in decode(
                     pair.target_engine,
                     pair.drafter(params, n_most),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.core.costs import ENOUGH, CostTable
+from qdraft.engine.devices import devices
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.library import build_id, cpu_id, cpu_name, default_threads, library_version
 from qdraft.engine.protocol import Engine
@@ -50,8 +51,9 @@ def facts_of(path: Path, params: EngineParams) -> str:
 
 
 def store_path(kind: str, *facts: str) -> Path:
-    """Where figures of a kind are kept for these ``facts``, this build and this CPU."""
-    told = "\n".join((*facts, build_id(), cpu_id()))
+    """Where figures of a kind are kept for these ``facts``, this build and these devices."""
+    others = [f"{one.name} {one.description}" for one in devices() if one.kind != "cpu"]
+    told = "\n".join((*facts, build_id(), cpu_id(), *others))
     digest = hashlib.sha256(told.encode()).hexdigest()[:24]
     return cache_dir() / kind / f"{digest}.json"
 

@@ -31,16 +31,25 @@ def add(
     return _put(name, {**notes, **files}, user_file)
 
 
-def set_tuned(entry: Entry, tuned: Mapping[str, Value], *, user_file: Path | None = None) -> Path:
-    """Write settings for a pair into the user's models.yaml, where it may be a shipped one.
+def set_tuned(
+    entry: Entry, tuned: Mapping[str, Value | None], *, user_file: Path | None = None
+) -> Path:
+    """Write settings for a pair into the user's models.yaml; a shipped pair is copied there.
 
-    Everything else of the entry stays as it is, but for comments inside it. Raises UsageError as
-    ``add`` does.
+    They come beside, or in place of, the tuned settings that it has; None takes one away.
+    Everything else of the entry stays as it is, but for comments inside it. Raises UsageError
+    as ``add`` does.
     """
+    path = registry.user_path(user_file)
+    own = _parse(path.read_text(encoding="utf-8")).get("pairs") if path.exists() else None
+    key = _key(own, entry.name) if own else None
+    merged = {k: x for k, x in {**entry.tuned, **tuned}.items() if x is not None}
+    if own and key in own:
+        return _put(entry.name, {**own[key], "tuned": merged}, user_file)
     told: dict[str, Any] = {
         "description": entry.description, "license": entry.license, "template": entry.template,
         "origin": entry.origin, "target": entry.target, "draft": entry.draft or "",
-        "context": entry.context, "devices": dict(entry.devices), "tuned": dict(tuned),
+        "context": entry.context, "devices": dict(entry.devices), "tuned": merged,
     }  # fmt: skip
     if entry.source:
         files = [{"package": f.package, "path": f.path} for f in entry.source.files]

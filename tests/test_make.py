@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from fakes import engine
 from test_cli import qdraft as invoke
 from test_schedule import Clock
 
-from qdraft import models_file, registry
+from qdraft import EngineParams, Pair, SamplingParams, models_file, registry
+from qdraft.calibration import write_texts
 from qdraft.cli.make import beside, parse_layers, parse_tensor_types
 from qdraft.core.costmodel import speedup
 from qdraft.engine.quantize import Recipe, plan, quantize
@@ -212,6 +215,16 @@ def test_a_file_with_mistakes_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
+def test_a_template_that_refuses_is_left_out(
+    smollm2: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse = "{{ raise_exception('only tools') }}"
+    with Pair(smollm2[0], params=EngineParams(n_ctx=128), template=refuse) as pair:
+        ((n_prompt, tokens),) = write_texts(pair, ["Hello"], 5, SamplingParams())
+    assert len(tokens) > n_prompt
+    assert "texts are written without the template" in caplog.text
+
+
 class TestCommand:
     @pytest.fixture
     def target(self, tmp_path: Path, source_file: Path) -> Path:
@@ -235,8 +248,8 @@ class TestCommand:
         for made in (told["quality"], told["plain"]):
             for kv in ("shared", "own"):
                 assert made[kv]["n"] > 30
-                assert 0.6 < made[kv]["sum_min"] <= 1
-                assert 0.6 < made[kv]["same_top"] <= 1
+                assert 0.5 < made[kv]["sum_min"] <= 1  # of 60 places: 0.6 to 0.8 on three machines
+                assert 0.5 < made[kv]["same_top"] <= 1
         assert registry.load().find("smol-Q4_0").draft == str(draft)
         assert not [p for p in target.parent.iterdir() if p.name.startswith((".", "qdraft-"))]
         for how in (("--pair", "smol-Q4_0"), ("-m", str(target))):  # by name, or as known for it
@@ -246,6 +259,28 @@ class TestCommand:
         again = invoke("make", str(target), "--type", "Q4_0")
         assert again.returncode == 2
         assert "is there already" in again.stderr
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a child")
+    @pytest.mark.parametrize("stage", ["collecting the importance matrix", "building smol-Q4_0"])
+    def test_an_interrupt_leaves_no_partial_file(self, target: Path, stage: str) -> None:
+        """What is whole stays: the matrix, when it is the quantization that is interrupted."""
+        before = set(target.parent.iterdir())
+        args = ("make", str(target), "--type", "Q4_0", "--written", "16", "--measure", "0")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "qdraft", *args],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith(stage):
+                break
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 130, err
+        assert "Traceback" not in err
+        left = {path.name for path in set(target.parent.iterdir()) - before}
+        assert left == (set() if stage.startswith("collecting") else {"smol.imatrix.gguf"})
 
     def test_dry_run_writes_nothing(self, target: Path) -> None:
         before = sorted(target.parent.iterdir())

@@ -128,6 +128,10 @@ class TestRecorded:
         path.write_bytes(b"not an archive")
         with pytest.raises(UsageError, match="no record of a pair"):
             records.load(path)
+        records.save(synthetic(0.5, 50), path)
+        path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(UsageError, match="no record of a pair"):
+            records.load(path)
         np.savez(path, other=np.zeros(3))
         with pytest.raises(UsageError, match="no record of a pair"):
             records.load(path)

@@ -202,6 +202,33 @@ def test_v_is_measured_or_between_neighbours() -> None:
     assert CostTable(*costs.medians()).medians() == costs.medians()
 
 
+def test_a_draft_among_others_is_the_measure() -> None:
+    """One after a plain round is dearer: it counts until others are known, and when they are old."""
+    from test_metrics import make
+
+    plain, drafted = make(0, 0), make(2, 2, draft_s=0.6, verify_s=1.3)
+    isolated = make(2, 2, draft_s=1.0, verify_s=1.6)
+    table = CostTable()
+    for r in (plain, isolated, plain, isolated):
+        table.add(r)
+    assert (table.c("model"), table.v(3)) == (0.5, 1.6)
+    for r in (drafted, drafted, drafted, drafted):  # each after a drafted one
+        table.add(r)
+    among = (table.c("model"), table.v(3))
+    assert among == (pytest.approx(0.3), pytest.approx(1.3))
+    for _ in range(20):
+        table.add(plain)
+        table.add(isolated)
+    assert (table.c("model"), table.v(3)) == among
+    for _ in range(200):
+        table.add(plain)
+    assert table.v(3) != among[1]  # too old to be known
+    for _ in range(12):
+        table.add(plain)
+        table.add(isolated)
+    assert table.v(3) == pytest.approx(1.6)
+
+
 def test_medians_outlive_a_disturbance() -> None:
     costs = CostTable()
     for r in run(engine(), NoDrafter(), n_predict=12):

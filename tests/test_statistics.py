@@ -68,6 +68,14 @@ def test_few_texts_have_no_interval() -> None:
         speed_ratio(runs, runs[1:])
 
 
+def test_texts_that_end_with_their_first_token_have_no_interval() -> None:
+    """Some draws then hold nothing but these: no logarithm, and no NaN in a report."""
+    runs = [Run(20, 1.0), Run(30, 2.0), Run(0, 0.0), Run(25, 1.5)]
+    found = speed_ratio(runs, runs)
+    assert found is not None
+    assert (found.value, found.low) == (1.0, None)
+
+
 def test_decided() -> None:
     assert Ratio(1.2, 1.1, 1.3).decided
     assert Ratio(0.8, 0.7, 0.9).decided

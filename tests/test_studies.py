@@ -74,17 +74,31 @@ class TestBench:
         def verdict(*samples: Sample) -> str:
             return fold(samples, COSTS).verdict
 
-        assert verdict(sample()).startswith("too few texts")
-        fast = [sample(ours=1 + i / 100) for i in range(8)]
+        assert verdict(sample()).startswith("too few prompts")
+        fast = [sample(ours=1 + i / 100, prompt=i) for i in range(8)]
         assert verdict(*fast).startswith("drafting pays: 1.2")
-        slow = [sample(ours=1.6 + i / 100) for i in range(8)]
+        slow = [sample(ours=1.6 + i / 100, prompt=i) for i in range(8)]
         assert verdict(*slow).startswith("drafting does not pay: 0.8")
-        even = [sample(ours=1.3, alone=1.3 + (i % 2) / 200) for i in range(8)]
+        even = [sample(ours=1.3, alone=1.3 + (i % 2) / 200, prompt=i) for i in range(8)]
         assert verdict(*even).startswith("drafting makes no difference: 1.00")
-        wild = [sample(ours=0.7 + i / 5) for i in range(8)]
+        wild = [sample(ours=0.7 + i / 5, prompt=i) for i in range(8)]
         assert "not decided" in verdict(*wild)
         noisy = [replace(s, spread=2.0) for s in fast]
         assert verdict(*noisy).endswith("too noisy to conclude")
+
+    def test_repeats_and_temperatures_are_no_new_work(self) -> None:
+        """Ten repeats of two prompts stand for two prompts; the totals are of all texts."""
+        many = [
+            sample(ours=1 + i / 100, prompt=p, temperature=float(t), repeat=i)
+            for i in range(10) for p in (0, 1) for t in (0, 1)
+        ]  # fmt: skip
+        found = fold(many, COSTS)
+        assert found.total.n_texts == 40
+        assert found.total.speedup is not None
+        assert found.total.speedup.low is None
+        assert found.verdict.startswith("too few prompts")
+        four = [replace(s, prompt=s.repeat % 4) for s in many]
+        assert fold(four, COSTS).total.speedup.low is not None  # type: ignore[union-attr]
 
     def test_doubts(self) -> None:
         """Case 27: texts that run in circles flatter any draft."""

@@ -71,7 +71,10 @@ def bench(
     ctx_size: opt.CtxSize = 2048,
     gpu_layers: opt.GpuLayers = "auto",
     gpu_layers_draft: opt.GpuLayersDraft = "auto",
+    main_gpu: opt.MainGpu = 0,
+    tensor_split: opt.TensorSplit = None,
     threads: opt.Threads = 0,
+    threads_batch: opt.ThreadsBatch = 0,
     cache_type_k: opt.CacheTypeK = "f16",
     cache_type_v: opt.CacheTypeV = "f16",
     flash_attn: opt.FlashAttn = "auto",
@@ -100,7 +103,8 @@ def bench(
     )  # fmt: skip
     models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)
     engines = opt.engine_params(
-        ctx_size, None, gpu_layers, gpu_layers_draft, 0, None, threads, 0, cache_type_k,
+        ctx_size, None, gpu_layers, gpu_layers_draft, main_gpu, tensor_split, threads,
+        threads_batch, cache_type_k,
         cache_type_v, flash_attn, 2048, None,
     )  # fmt: skip
     with open_models(models, *engines, quiet=quiet) as opened:
@@ -110,7 +114,7 @@ def bench(
         about = {**study.about(opened, engines[0].n_threads), **work.about()}
     show_study(
         "qdraft bench", view.sheets(found), view.pictures(found), view.report(found, about),
-        found.doubts, [found.verdict], shown,
+        found.doubts, [found.verdict], shown, about,
     )  # fmt: skip
     if not found.complete:
         raise typer.Exit(study.INTERRUPTED)

@@ -101,10 +101,10 @@ def compare(
         **described(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
         "temperatures": plan.temperatures,
     }  # fmt: skip
-    doubts = sorted({doubt for row in found.rows for doubt in row.found.get("doubts", [])})
+    doubts = view.doubts(found, about["date"])
     show_study(
         f"qdraft compare {target.name}", view.sheets(found), view.pictures(found),
-        view.report(found, about), doubts, found.verdict.words, shown,
+        view.report(found, about), doubts, found.verdict.words, shown, about,
     )  # fmt: skip
     if not found.complete:
         raise typer.Exit(study.INTERRUPTED)

@@ -83,7 +83,7 @@ def explain(
         known["c"] = c
     if v:
         known["v"] = study.parse_costs(v)
-    missing = [f"--{name}" for name in ("alpha", "c", "v") if not known.get(name)]
+    missing = [f"--{name}" for name in ("alpha", "c", "v") if known.get(name) in (None, {})]
     if missing:
         raise UsageError(
             f"without {' and '.join(missing)} nothing can be said",
@@ -94,9 +94,10 @@ def explain(
     known |= _of_files(target, draft)
     if experts:
         known["experts"] = _experts(experts)
-    situation = Situation(
-        temperature, n_prompt, n_predict, users, _bytes(memory) if memory else None
-    )
+    n_bytes = _bytes(memory) if memory else None
+    if memory and not (target and draft):
+        raise UsageError("--memory needs both files (-m, -d), whose sizes it is held against")
+    situation = Situation(temperature, n_prompt, n_predict, users, n_bytes)
     found = find(Figures(**known), situation)
     show_study(
         "qdraft explain", view.sheets(found), [], view.report(found, known, situation), [],

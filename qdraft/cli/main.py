@@ -15,6 +15,7 @@ from qdraft import __version__
 from qdraft.cli import models
 from qdraft.cli.bench import bench
 from qdraft.cli.compare import compare
+from qdraft.cli.devices import devices
 from qdraft.cli.explain import explain
 from qdraft.cli.inspect import inspect
 from qdraft.cli.make import make
@@ -41,6 +42,7 @@ app.command()(tune)
 app.command()(replay)
 app.command()(explain)
 app.command()(inspect)
+app.command()(devices)
 app.add_typer(models.app)
 
 

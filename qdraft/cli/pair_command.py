@@ -10,16 +10,10 @@ from qdraft import registry
 from qdraft.errors import UsageError
 from qdraft.registry import Entry
 
-# Options that --no-draft does not go together with.
-_OF_DRAFT = (
-    "drafter",
-    "draft-policy",
-    "n-draft",
-    "p-min",
-    "verify",
-    "share-kv",
-    "gpu-layers-draft",
-)
+# Options of a draft model, which --no-draft and --drafter ngram do not go together with, and
+# those that say how drafting is done: given one of these, the entry's others do not stand.
+_OF_DRAFT = ("share-kv", "gpu-layers-draft")
+_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verify")
 
 
 class PairCommand(TyperCommand):
@@ -30,12 +24,12 @@ class PairCommand(TyperCommand):
     ) -> Any:
         context = super().make_context(info_name, list(args), parent, **extra)
         entry = _entry_meant(context.params)
-        if entry is None or not entry.options:
+        defaults = self._defaults(entry, context) if entry else {}
+        if not defaults:
             return context
-        defaults = self._defaults(entry, alone=bool(context.params.get("no_draft")))
         return super().make_context(info_name, list(args), parent, default_map=defaults, **extra)
 
-    def _defaults(self, entry: Entry, *, alone: bool) -> dict[str, str]:
+    def _defaults(self, entry: Entry, context: Any) -> dict[str, str]:
         """The entry's options by the names of this command's parameters."""
         names = {
             option.removeprefix("--"): parameter.name
@@ -43,10 +37,21 @@ class PairCommand(TyperCommand):
             for option in parameter.opts
             if option.startswith("--") and parameter.name
         }
+
+        def given(option: str) -> bool:
+            source = context.get_parameter_source(names.get(option, ""))
+            return source is not None and source.name == "COMMANDLINE"
+
+        alone = bool(context.params.get("no_draft"))
+        ngram = context.params.get("drafter") == "ngram"
+        left_out = [
+            *(_OF_DRAFT if alone or ngram else ()),
+            *(_HOW if alone or any(map(given, _HOW)) else ()),
+        ]
         return {
             names[option]: value
             for option, value in entry.options.items()
-            if option in names and not (alone and option in _OF_DRAFT)
+            if option in names and option not in left_out
         }
 
 

@@ -12,6 +12,7 @@ from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.studies import Shown, show_study
 from qdraft.errors import UsageError
+from qdraft.pair import SHARE_KV
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
 from qdraft.study.replay import synthetic
@@ -79,6 +80,8 @@ def replay(
     if alpha is not None:  # its rows are what they are: nothing is to be cut off or sharpened
         sampling = SamplingParams(1.0, top_k=0, top_p=1, min_p=0)
     costs = study.costs_with(costs_of(trace), c, v)
+    if share_kv not in SHARE_KV:
+        raise UsageError(f"--share-kv is {share_kv}, but must be {', '.join(SHARE_KV)}")
     sharing = share_kv != "off" and all(text.shared is not None for text in trace.texts)
     if share_kv == "on" and not sharing:
         raise UsageError("the pair of this record does not share its KV cells")

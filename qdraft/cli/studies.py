@@ -11,7 +11,7 @@ from typing import Any
 from qdraft.errors import UsageError
 from qdraft.render.console import show_json, show_line, table_console
 from qdraft.render.page import save_page
-from qdraft.render.pictures import drawing, save_pictures
+from qdraft.render.pictures import drawing, require_plotting, save_pictures
 from qdraft.render.sheet import FORMATS, Sheet, as_csv, as_markdown, as_table
 from qdraft.render.summary import wrapped
 from qdraft.study.pictures import Picture
@@ -38,6 +38,8 @@ class Shown:
         for path in (self.plot, self.report):
             if path and not path.absolute().parent.is_dir():
                 raise UsageError(f"{path.parent} is no folder")
+        if self.plot or self.report:  # known before anything is measured
+            require_plotting(self.plot)
 
     @property
     def form(self) -> str:
@@ -52,10 +54,11 @@ def show_study(
     doubts: Sequence[str],
     verdict: Sequence[str],
     shown: Shown,
+    about: dict[str, Any] | None = None,
 ) -> None:
     """Print a study in the form asked for, and write its pictures and its report.
 
-    ``doubts`` and ``verdict`` are sentences.
+    ``doubts`` and ``verdict`` are sentences, ``about`` names files, settings and machine.
     """
     if shown.form == "json":
         show_json(report)
@@ -69,17 +72,26 @@ def show_study(
             out.print(as_table(sheet))
             out.print()
         if not shown.no_plot and out.is_terminal:
-            for picture in pictures:
-                out.print(drawing(picture), soft_wrap=True)
-                out.print()
+            _draw(pictures)
         for label, sentences in (("doubt", doubts), ("verdict", verdict)):
             for i, sentence in enumerate(sentences):
                 out.print(*wrapped("" if i else label, sentence), sep="\n")
     sys.stdout.flush()
-    if shown.plot:
+    if shown.plot and pictures:
         save_pictures(pictures, shown.plot)
     if shown.report:
-        save_page(shown.report, title, sheets, pictures, (*doubts, *verdict), report)
+        save_page(shown.report, title, sheets, pictures, (*doubts, *verdict), about)
     if not shown.quiet:
-        for path in filter(None, (shown.plot, shown.report)):
+        for path in filter(None, (pictures and shown.plot, shown.report)):
             show_line("info", f"written: {path}")
+
+
+def _draw(pictures: Sequence[Picture]) -> None:
+    """In the terminal; where the library is missing the figures stand alone."""
+    out = table_console()
+    try:
+        for picture in pictures:
+            out.print(drawing(picture), soft_wrap=True)
+            out.print()
+    except UsageError as error:
+        show_line("hint", f"{error}: {error.hint}")

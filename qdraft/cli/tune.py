@@ -18,7 +18,6 @@ from qdraft.errors import UsageError
 from qdraft.pair import Pair
 from qdraft.registry import Entry
 from qdraft.render import tune as view
-from qdraft.render.console import show_line
 from qdraft.render.progress import Bars
 from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting, choose, try_settings
@@ -78,8 +77,9 @@ def tune(
         if files[1] is None:
             raise UsageError("there is no draft to tune", hint="qdraft make makes one")
         work = Work(
-            files[0], EngineParams(n_ctx=2048, n_threads=threads), sampling, n_predict, bars
-        )
+            files[0], *study.engines_of(entry, threads), registry.template_of(entry), sampling,
+            n_predict, bars,
+        )  # fmt: skip
         others = [] if draft else _other_drafts(files, models_file)
         recorded = [work.record(one) for one in (files[1], *others)]
         found = max(recorded, key=lambda one: one.tried[0].replayed.speedup)
@@ -90,20 +90,24 @@ def tune(
         tried = work.confirm(found, n_confirmed, chosen)
     winner = view.winner(tried)
     words = view.verdict(winner, chosen, found.draft)
-    known = None if no_write else _entry_to_write(entry, files[0], found.draft, models_file)
+    is_own = found.draft == files[1]
+    known = None
+    if not no_write:
+        known = _entry_to_write(entry, files[0], found.draft, models_file, is_own=is_own)
     about = {"record": record, "draft": found.draft, "settings": settings,
         "drafts": [{"draft": one.draft, "best": one.tried[0]} for one in recorded],
     }  # fmt: skip
-    show_study(
-        "qdraft tune", [*view.sheets(tried), *view.setting_sheets(settings)],
-        view.pictures(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
-    )  # fmt: skip
     if known:
         told = view.tuned(winner, chosen, words[0], date.today().isoformat())
         where = file_of_models.set_tuned(known, told, user_file=models_file)
-        show_line("info", f"written: pair {known.name} in {where}")
+        words.append(f"written to {where}: qdraft run --pair {known.name} uses it")
     elif not no_write:
-        show_line("hint", "qdraft models add NAME -m ... -d ... first, and it is written there")
+        words.append("not written: qdraft models add names this pair, then tune it again")
+    show_study(
+        "qdraft tune", [*view.sheets(tried), *view.setting_sheets(settings)],
+        view.pictures(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
+        found.trace.about,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,9 @@ class Work:
 
     target: Path
     params: EngineParams
+    draft_params: EngineParams
+    share_kv: str
+    template: str | None
     sampling: SamplingParams
     n_predict: int
     bars: Bars
@@ -129,7 +136,7 @@ class Work:
     def record(self, draft: Path) -> Recorded:
         """Record the pair with this draft, and replay every way."""
         temperature = self.sampling.temperature
-        with Pair(self.target, draft, self.params, progress=self.bars.loading) as pair:
+        with self._open(draft, self.params) as pair:
             about = study.about(pair, self.params.n_threads)
             trace = record_pair(
                 pair, built_in(), [temperature], self.sampling, self.n_predict, about,
@@ -143,21 +150,30 @@ class Work:
             )  # fmt: skip
         return Recorded(draft, trace, costs, tried)
 
+    def _open(self, draft: Path, params: EngineParams) -> Pair:
+        threads = (params.n_threads, params.n_threads_batch)
+        draft_params = replace(self.draft_params, n_threads=threads[0], n_threads_batch=threads[1])
+        return Pair(
+            self.target, draft, params, draft_params=draft_params, share_kv=self.share_kv,
+            template=self.template, progress=self.bars.loading,
+        )  # fmt: skip
+
     def try_settings(self, found: Recorded) -> list[Setting]:
         alpha = found.tried[0].replayed.alpha or 0.0
         return list(try_settings(self.target, found.draft, self.params, alpha, self.bars.step))
 
     def confirm(self, found: Recorded, n: int, chosen: Setting | None) -> list[Tried]:
-        """The best ``n`` ways live, on prompts that were not recorded; then all the others."""
+        """The best ``n`` ways and auto live, on prompts not recorded; then all the others."""
         tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
-        params = replace(chosen.params, n_ctx=2048) if chosen else self.params
+        params = chosen.params if chosen else self.params
         if not n:
             return list(found.tried)
-        with Pair(self.target, found.draft, params, progress=self.bars.loading) as pair:
-            live = confirm(
-                pair, tasks, self.sampling, found.tried[:n], self.n_predict, self.bars.step
-            )
-            return [*live, *found.tried[n:]]
+        with self._open(found.draft, params) as pair:
+            chosen_ways = [*found.tried[:n]]
+            chosen_ways += [one for one in found.tried[n:] if one.name == "auto"]
+            live = confirm(pair, tasks, self.sampling, chosen_ways, self.n_predict, self.bars.step)
+            rest = [one for one in found.tried if one not in chosen_ways]
+            return [*live, *rest]
 
 
 def _other_drafts(files: tuple[Path, Path | None], models_file: Path | None) -> list[Path]:
@@ -167,10 +183,10 @@ def _other_drafts(files: tuple[Path, Path | None], models_file: Path | None) -> 
 
 
 def _entry_to_write(
-    entry: Entry | None, target: Path, draft: Path, models_file: Path | None
+    entry: Entry | None, target: Path, draft: Path, models_file: Path | None, *, is_own: bool
 ) -> Entry | None:
     """The entry that names this pair of files; None where there is none."""
-    if entry and (entry.source or (entry.draft and Path(entry.draft).samefile(draft))):
+    if entry and is_own:
         return entry
     known = registry.entries_of(target, models_file)
     return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)

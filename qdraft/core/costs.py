@@ -26,9 +26,9 @@ class CostTable:
     Each is measured against the target tokens decoded alone at about the same time, because
     what else a machine does changes all of them together.
 
-    A draft after rounds without one costs more than the same draft among others (cells to copy,
-    graphs to build): its times count only where they are lower than what is known. What was
-    not measured for ``_FRESH`` rounds is not known any more.
+    A draft after a round without one costs more than the same draft among others (cells to copy,
+    graphs to build): its times count only where others are not known, or are old. v of a width
+    that was not measured for ``_FRESH`` rounds is not known any more.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class CostTable:
         self._n_rounds = 0
         self._drafted_last = False
         self._measured_at = dict.fromkeys(self._kept_v, _KEPT_FOR - _FRESH)
+        self._settled_at: dict[int | str, int] = {}  # by width and source: among other drafts
 
     def add(self, round: Round) -> None:
         """Take in the times of a round (not the prompt's); verifying is a part of the decode."""
@@ -68,15 +69,22 @@ class CostTable:
             return
         if round.n_draft:
             width, ratio = round.n_draft + 1, verify_s / self._target_s
-            if among_others or ratio < self._v_mid.get(width, math.inf):
+            self._measured_at[width] = self._n_rounds
+            if self._counts(width, among_others):
                 self._v[width].append(ratio)
                 self._v_mid[width] = median(self._v[width])
-                self._measured_at[width] = self._n_rounds
         if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
             source, ratio = round.source, round.draft_s / round.n_draft_rows / self._target_s
-            if among_others or ratio < self._c_mid.get(source, math.inf):
+            if self._counts(source, among_others):
                 self._c[source].append(ratio)
                 self._c_mid[source] = median(self._c[source])
+
+    def _counts(self, what: int | str, among_others: bool) -> bool:
+        """Is a time of this width or source to be taken in?"""
+        if among_others:
+            self._settled_at[what] = self._n_rounds
+        settled = self._settled_at.get(what)
+        return among_others or settled is None or self._n_rounds - settled > _FRESH
 
     @property
     def target_s(self) -> float | None:

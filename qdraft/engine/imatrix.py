@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.engine.devices import ggml
 from qdraft.engine.library import (
     default_threads,
     forget_errors,
@@ -60,11 +60,7 @@ class _Ggml:
     """The few functions of ggml that the collector needs, bound once."""
 
     def __init__(self) -> None:
-        folder = Path(native().llama_cpp._lib._name).parent
-        path = next((p for p in sorted(folder.iterdir()) if "ggml-base" in p.name), None)
-        if path is None:
-            raise EngineError("this build of llama-cpp-python has no ggml-base library beside it")
-        lib = ctypes.CDLL(str(path))
+        lib = ggml("ggml-base")
         self.name = lib.ggml_get_name
         self.name.restype, self.name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
         self.n_bytes = lib.ggml_nbytes

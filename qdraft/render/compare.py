@@ -101,6 +101,16 @@ def pictures(found: Comparison) -> list[Picture]:
     return [*out, costs_picture(v, None, None)]
 
 
+def doubts(found: Comparison, today: str) -> list[str]:
+    """What the rungs' benches doubted, and which figures are of another day."""
+    rows = [row for row in found.rows if not row.error]
+    told = sorted({f"{labels(found)[r.path]}: {d}" for r in rows for d in r.found["doubts"]})
+    old = sorted({r.found["measured"]["date"] for r in rows if "measured" in r.found} - {today})
+    if old:
+        told.append(f"some figures are of {', '.join(old)}, kept in the cache: --again measures")
+    return told
+
+
 def report(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:
     """The JSON object: reference, rows and verdict."""
     whole = asdict(found)

@@ -15,14 +15,16 @@ from qdraft.study.pictures import Picture
 
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .verdict { border-left: 4px solid #3a7; padding: .4rem .8rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
 th { font-weight: 600; } .text { text-align: left; }
-figure { margin: 1.5rem 0; background: #fff; padding: .5rem; }
+.figures { display: grid; gap: 1rem; }
+.figures { grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
+figure { margin: 0; background: #fff; padding: .5rem; }
 figure svg { width: 100%; height: auto; }
 pre { overflow-x: auto; font-size: .8rem; }
 """
@@ -34,18 +36,22 @@ def save_page(
     sheets: Sequence[Sheet],
     pictures: Sequence[Picture],
     words: Sequence[str],
-    report: dict[str, Any],
+    about: dict[str, Any] | None = None,
 ) -> None:
-    """Write the page; raises UsageError where the plotting library is not installed."""
+    """Write the page; ``about`` names files, settings and machine.
+
+    Raises UsageError where the plotting library is not installed.
+    """
     figures = [f"<figure>{_unique(svg(picture), i)}</figure>" for i, picture in enumerate(pictures)]
-    about = {key: x for key, x in report.items() if isinstance(x, (str, int, float, list, tuple))}
     body = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="verdict">{escape(sentence)}</p>' for sentence in words),
+        '<div class="figures">',
         *figures,
+        "</div>",
         *map(_table, sheets),
         "<h2>Settings and machine</h2>",
-        f"<pre>{escape(json.dumps(about, indent=1, ensure_ascii=False, default=str))}</pre>",
+        f"<pre>{escape(json.dumps(about or {}, indent=1, ensure_ascii=False, default=str))}</pre>",
     ]
     text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

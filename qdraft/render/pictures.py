@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,18 @@ def _curves(picture: Curves) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def save_pictures(pictures: Sequence[Picture], path: Path) -> None:
-    """All pictures in one file, PNG, SVG or PDF by its name. Raises UsageError."""
-    kind = _FORMATS.get(path.suffix.lower())
-    if kind is None:
+def require_plotting(path: Path | None = None) -> None:
+    """Raises UsageError where files cannot be drawn, or where ``path`` names no known format."""
+    if path and path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path}: a picture's name ends in {', '.join(_FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise UsageError("pictures and reports need matplotlib", hint="pip install 'qdraft[plot]'")
+
+
+def save_pictures(pictures: Sequence[Picture], path: Path) -> None:
+    """All pictures (at least one) in one file, by its name. Raises UsageError as above."""
+    require_plotting(path)
+    kind = _FORMATS[path.suffix.lower()]
     data = _figure_bytes(pictures, kind)
     with new_file(path) as part:
         part.write_bytes(data)
@@ -91,13 +99,10 @@ def svg(picture: Picture) -> str:
 
 
 def _figure_bytes(pictures: Sequence[Picture], kind: str) -> bytes:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "pictures and reports need matplotlib", hint="pip install 'qdraft[plot]'"
-        ) from error
+    require_plotting()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     columns = min(2, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     # Text as text: small files, and a reader can search them.
@@ -139,7 +144,7 @@ def _plot_bars(axes: Any, picture: Bars) -> None:
     if picture.even is not None:
         axes.axvline(picture.even, color="0.3", linewidth=1)
     if n > 1:
-        axes.legend()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plot_curves(axes: Any, picture: Curves) -> None:
@@ -159,4 +164,4 @@ def _plot_curves(axes: Any, picture: Curves) -> None:
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
     if len(picture.lines) > 1:
-        axes.legend()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)

@@ -93,11 +93,17 @@ def setting_sheets(found: Sequence[Setting]) -> list[Sheet]:
 
 
 def winner(tried: Sequence[Tried]) -> Tried:
-    """The fastest way live, or by the replay where nothing was confirmed."""
+    """The fastest way live, or by the replay where nothing was confirmed; auto if none pays.
+
+    A fixed way that loses would lose on every text; auto leaves the target alone.
+    """
     live = [one for one in tried if one.live]
-    if live:
-        return max(live, key=lambda one: one.live.value if one.live else 0.0)
-    return max(tried, key=lambda one: one.replayed.speedup)
+    if not live:
+        return max(tried, key=lambda one: one.replayed.speedup)
+    best = max(live, key=lambda one: one.live.value if one.live else 0.0)
+    if best.live and best.live.value > 1:
+        return best
+    return next((one for one in live if one.name == "auto"), best)
 
 
 def verdict(best: Tried, setting: Setting | None, draft: Path) -> list[str]:
@@ -114,16 +120,13 @@ def verdict(best: Tried, setting: Setting | None, draft: Path) -> list[str]:
     return words
 
 
-def tuned(best: Tried, setting: Setting | None, evidence: str, day: str) -> dict[str, Value]:
+def tuned(best: Tried, setting: Setting | None, evidence: str, day: str) -> dict[str, Value | None]:
     """The settings as an entry of models.yaml has them."""
     p = best.params
-    told: dict[str, Value] = {"draft-policy": p.draft_policy}
-    if p.n_draft is not None:
-        told["n-draft"] = p.n_draft
-    if p.p_min is not None:
-        told["p-min"] = p.p_min
-    if p.verify != "block":
-        told["verify"] = p.verify
+    told: dict[str, Value | None] = {
+        "draft-policy": p.draft_policy, "n-draft": p.n_draft, "p-min": p.p_min,
+        "verify": p.verify if p.verify != "block" else None, "drafter": None,
+    }  # fmt: skip
     if setting:
         told["threads"] = setting.params.n_threads
     return {**told, EVIDENCE: f"{evidence}, {day}"}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from qdraft.calibration import takes_a_chat
 from qdraft.generation import Generation
 from qdraft.pair import Pair
 from qdraft.study.statistics import Run
@@ -74,7 +75,8 @@ def measure(
     n_all = repeats * len(tasks) * len(temperatures)
     if progress:
         progress("warming up", 0, 1)
-    _warm_up(pair, sampling, params, temperatures)
+    raw = not takes_a_chat(pair, WARM_UP)
+    _warm_up(pair, sampling, params, temperatures, raw=raw)
     if progress:
         progress("warming up", 1, 1)
     n_done = 0
@@ -83,9 +85,12 @@ def measure(
             for temperature in temperatures:
                 how = replace(sampling, temperature=temperature)
                 decode = replace(params, seed=(params.seed if params.seed >= 0 else 0) + repeat)
-                alone = replace(decode, n_draft=0, drafter="model", exact=False)
+                # Fixed: the measured policy learns from every round, also from these.
+                alone = replace(
+                    decode, n_draft=0, draft_policy="fixed", drafter="model", exact=False
+                )
                 turns = [alone, decode] if n_done % 2 == 0 else [decode, alone]
-                made = [_write(pair, task.prompt, how, turn, clock) for turn in turns]
+                made = [_write(pair, task.prompt, how, turn, clock, raw=raw) for turn in turns]
                 if n_done % 2:
                     made.reverse()
                 yield _sample(task, place, temperature, repeat, made[0], made[1])
@@ -95,18 +100,30 @@ def measure(
 
 
 def _warm_up(
-    pair: Pair, sampling: SamplingParams, params: DecodeParams, temperatures: Sequence[float]
+    pair: Pair,
+    sampling: SamplingParams,
+    params: DecodeParams,
+    temperatures: Sequence[float],
+    *,
+    raw: bool,
 ) -> None:
-    pair.generate(WARM_UP, sampling, DecodeParams(n_predict=8, n_draft=0)).read()
+    alone = DecodeParams(n_predict=8, n_draft=0, draft_policy="fixed")
+    pair.generate(WARM_UP, sampling, alone, raw=raw).read()
     for temperature in dict.fromkeys((min(temperatures), max(temperatures))):
         how = replace(sampling, temperature=temperature)
-        pair.generate(WARM_UP, how, params).read()
+        pair.generate(WARM_UP, how, params, raw=raw).read()
 
 
 def _write(
-    pair: Pair, prompt: str, sampling: SamplingParams, params: DecodeParams, clock: Clock
+    pair: Pair,
+    prompt: str,
+    sampling: SamplingParams,
+    params: DecodeParams,
+    clock: Clock,
+    *,
+    raw: bool,
 ) -> tuple[Written, Generation]:
-    text = pair.generate(prompt, sampling, params)
+    text = pair.generate(prompt, sampling, params, raw=raw)
     started = clock()
     first, n_first = started, 0
     for _ in text:

@@ -12,7 +12,7 @@ from typing import Any
 
 from qdraft.calibration import built_in_text, to_chunks
 from qdraft.engine.imatrix import collect
-from qdraft.engine.library import default_threads
+from qdraft.engine.library import build_id, default_threads
 from qdraft.engine.llama import LlamaModel
 from qdraft.engine.quantize import Recipe, file_types, quantize
 from qdraft.engine.vocab import LlamaVocab
@@ -20,7 +20,7 @@ from qdraft.errors import PairError, QDraftError, UsageError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
-from qdraft.machine import facts_of, store_path
+from qdraft.machine import described, facts_of, store_path
 from qdraft.make import held_out
 from qdraft.paths import cache_dir, new_file
 from qdraft.study.cell import run_cell
@@ -35,7 +35,7 @@ Cell = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
 
 _RUNG = "qdraft.study.rung"
 _N_PLACES = 90  # of held-out text, that acceptance is taken over
-_VERSION = 1  # of what a cell measures
+_VERSION = 2  # of what a cell measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,11 @@ def compare(
         "params": engine,
     }  # fmt: skip
     wanted = _Kept(store_path("compare", *key), plan.again or not store.exists())
-    found = wanted.value or wanted.keep(run(_RUNG, task, progress))
+    found = wanted.value
+    if found is None:
+        with new_file(store) as part:  # here, because an interrupt kills the child
+            found = run(_RUNG, {**task, "store": str(part)}, progress)
+        found = wanted.keep(found)
     yield _measured(facts, found)
     texts: list[tuple[int, list[int]]] = []
     for file in files:
@@ -127,10 +131,11 @@ class _Kept:
                 pass
 
     def keep(self, found: dict[str, Any]) -> dict[str, Any]:
-        self.value = found
+        """Also says when it was measured, for those who find it later."""
+        self.value = {**found, "measured": described()}
         with new_file(self._path) as part:
-            part.write_text(json.dumps(found), encoding="utf-8")
-        return found
+            part.write_text(json.dumps(self.value, allow_nan=False), encoding="utf-8")
+        return self.value
 
 
 def _known(rung: Path | str, reference: Facts) -> Facts | str:
@@ -156,9 +161,8 @@ def _known(rung: Path | str, reference: Facts) -> Facts | str:
 def _make(target: Path, kind: str, plan: Plan, progress: Progress | None) -> Facts:
     """The target quantized to a type, in the cache."""
     stat = target.stat()
-    folder = (
-        cache_dir() / "ladder" / _digest(f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns}")
-    )
+    which = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
+    folder = cache_dir() / "ladder" / _digest(which)
     matrix = plan.imatrix
     if matrix is None and plan.with_imatrix:
         matrix = _matrix(target, folder / "imatrix.gguf", plan.params, progress)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
-from qdraft.study.bench import Sample
-from qdraft.study.statistics import Ratio, speed, speed_ratio
+from qdraft.study.bench import Sample, Written
+from qdraft.study.statistics import Ratio, Run, speed, speed_ratio
 
 _NOISY = 1.5  # spread of decode times from which nothing is concluded
 _CIRCLES = 0.3  # share of repeated 8-grams from which acceptance is flattered
@@ -114,7 +114,7 @@ def _row(
         n_tokens=sum(w.n_tokens for w in ours),
         alone_per_second=speed([w.run for w in alone]),
         per_second=speed([w.run for w in ours]),
-        speedup=speed_ratio([w.run for w in ours], [w.run for w in alone]),
+        speedup=_by_prompt(samples),
         predicted=_over(sum(n for n, _ in expected), sum(t for _, t in expected)),
         alone_ttft_s=median(w.ttft_s for w in alone),
         ttft_s=median(w.ttft_s for w in ours),
@@ -127,6 +127,21 @@ def _row(
         alpha_at=tuple(_over(a, t) for a, t in zip(accepted, tested, strict=True)),
         rounds_by_accepted=_sums(s.rounds_by_accepted for s in samples),
         sources=sources,
+    )
+
+
+def _by_prompt(samples: Sequence[Sample]) -> Ratio | None:
+    """The ratio with its interval over prompts: repeats and temperatures of one are no new work."""
+    prompts: dict[tuple[str, int], list[Sample]] = {}
+    for s in samples:
+        prompts.setdefault((s.kind, s.prompt), []).append(s)
+
+    def together(written: Sequence[Written]) -> Run:
+        return Run(sum(w.n_tokens for w in written), sum(w.seconds for w in written))
+
+    return speed_ratio(
+        [together([s.ours for s in of]) for of in prompts.values()],
+        [together([s.alone for s in of]) for of in prompts.values()],
     )
 
 
@@ -163,12 +178,14 @@ def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
 def _verdict(total: Row, *, noisy: bool) -> str:
     ratio = total.speedup
     if ratio is None or ratio.low is None or ratio.high is None:
-        return "too few texts to conclude: more prompts or --repeats"
+        return "too few prompts to conclude (4 are needed): --per-kind 2, or --prompts"
     found = f"{ratio.value:.2f} times the target alone ({ratio.low:.2f} to {ratio.high:.2f})"
     if noisy:
         return f"{found}, but the machine was too noisy to conclude"
     if not ratio.decided:
-        return f"{found}: not decided; more texts (--repeats, -n) or a quieter machine would tell"
+        return (
+            f"{found}: not decided; more prompts, longer texts (-n) or a quieter machine would tell"
+        )
     if ratio.even:
         return f"drafting makes no difference: {found}"
     return f"drafting {'pays' if ratio.low > 1 else 'does not pay'}: {found}"

@@ -219,7 +219,7 @@ def _replay_text(
     first = text.n_prompt
     n_ctx = first + text.n
     truncated = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
-    n_rest = 0 if truncated else text.n_rest
+    n_rest = 0 if truncated or sampling.temperature == 0 else text.n_rest
 
     def fitted(rows: Logs) -> Rows:
         return with_rest(rows.astype(np.float32), n_rest, sampling.temperature or 1.0)

@@ -12,10 +12,12 @@ differed by 1.8 in the largest logit), which costs acceptance that no round lose
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +175,7 @@ def save(trace: Trace, path: Path) -> None:
 def load(path: Path) -> Trace:
     """Read a trace. Raises UsageError for a file that is none, or of another version."""
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             told = json.loads(str(data["told"]))
             if told["version"] != _VERSION:
                 raise UsageError(f"{path} was recorded by another version: record it again")
@@ -188,7 +190,15 @@ def load(path: Path) -> Trace:
             return Trace(told["about"], texts)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, EOFError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        BadZipFile,
+        zlib.error,
+    ) as error:
         raise UsageError(
             f"{path} is no record of a pair", hint="qdraft tune --record FILE writes one"
         ) from error

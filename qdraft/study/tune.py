@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from qdraft.calibration import takes_a_chat
+from qdraft.errors import UsageError
 from qdraft.pair import Pair
 from qdraft.study import bench
 from qdraft.study.fold import fold
@@ -66,12 +68,13 @@ def record_pair(
     assert pair.draft_engine
     copy = pair.courier.copy if pair.courier else None
     texts = []
+    raw = not takes_a_chat(pair, WARM_UP)
     n_all = len(tasks) * len(temperatures)
     for place, task in enumerate(tasks):
         for temperature in temperatures:
             written = pair.generate(
                 task.prompt, replace(sampling, temperature=temperature),
-                DecodeParams(n_predict=n_predict, n_draft=0, seed=place),
+                DecodeParams(n_predict=n_predict, n_draft=0, seed=place), raw=raw,
             )  # fmt: skip
             written.read()
             tokens = [*written.prompt, *written.tokens]
@@ -85,6 +88,8 @@ def record_pair(
             if progress:
                 done = place * len(temperatures) + temperatures.index(temperature) + 1
                 progress("recording", done, n_all)
+    if not texts:
+        raise UsageError("the target's texts are too short to record", hint="another target, or -n")
     costs = live_costs(pair, replace(sampling, temperature=temperatures[-1]), progress)
     told = {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}}
     return Trace({**about, "costs": told}, tuple(texts))
@@ -95,13 +100,14 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
 
     From texts with drafts of each length, between texts without one.
     """
+    raw = not takes_a_chat(pair, WARM_UP)
     one: list[float] = []
     rows: list[float] = []
     v: dict[int, list[float]] = {}
     for i, n_draft in enumerate(_LENGTHS):
         for n in (0, n_draft):
             params = DecodeParams(n_predict=28, draft_policy="fixed", n_draft=n, seed=i)
-            text = pair.generate(WARM_UP, sampling, params)
+            text = pair.generate(WARM_UP, sampling, params, raw=raw)
             text.read()
             for r in text.rounds[2:]:
                 if r.n_draft == n_draft:
@@ -112,6 +118,8 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
                     one.append(r.verify_s + r.other_s)
         if progress:
             progress("measuring costs", i + 1, len(_LENGTHS))
+    if not one or not rows or not v:
+        raise UsageError("the target's texts are too short to measure what a draft costs")
     alone = median(one)
     return Costs(median(rows) / alone, {n: median(x) / alone for n, x in sorted(v.items())})
 
@@ -135,8 +143,9 @@ def replay_ways(
 ) -> list[Tried]:
     """Replay each way; the fastest first."""
     tried = []
+    repeats = 1 if "alpha" in trace.about else 4  # a synthetic record is long enough
     for i, params in enumerate(found):
-        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=4)
+        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=repeats)
         tried.append(Tried(params, made))
         if progress:
             progress("replaying", i + 1, len(found))

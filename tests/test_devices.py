@@ -1,0 +1,48 @@
+"""What a build can compute on, against what the library itself says."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from test_cli import qdraft
+
+pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+
+from qdraft.engine.devices import KINDS, build, devices, ggml
+from qdraft.errors import EngineError
+from qdraft.render.devices import gpu_hints
+
+
+def test_the_cpu_is_a_device() -> None:
+    cpu = next(one for one in devices() if one.kind == "cpu")
+    assert cpu.total >= cpu.free > 2**28
+    if hasattr(os, "sysconf"):
+        assert cpu.total == pytest.approx(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    assert {one.kind for one in devices()} <= set(KINDS)
+
+
+def test_the_build_is_what_the_binding_says() -> None:
+    import llama_cpp
+
+    made = build()
+    assert made.gpu_offload == llama_cpp.llama_supports_gpu_offload()
+    assert made.rpc == llama_cpp.llama_supports_rpc()
+    assert made.threads >= 1
+    told = llama_cpp.llama_print_system_info().decode().lower()
+    for name in ("avx2", "avx512", "neon", "f16c"):
+        assert (name in made.cpu_features) == (f"{name} = 1" in told)
+
+
+def test_a_library_that_is_not_there() -> None:
+    with pytest.raises(EngineError, match="no ggml-none library"):
+        ggml("ggml-none")
+
+
+def test_command() -> None:
+    found = json.loads(qdraft("devices", "--json").stdout)
+    assert {"build", "devices"} <= found.keys()
+    assert found["devices"][0]["name"] == devices()[0].name
+    told = qdraft("devices").stdout
+    assert all(hint in told for hint in gpu_hints()) == (not build().gpu_offload)
