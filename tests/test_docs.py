@@ -37,6 +37,16 @@ def test_the_changelog_names_this_version() -> None:
     assert f"## {qdraft.__version__}" in (TOP / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_the_pages_of_the_example_study_need_nothing_beside_themselves() -> None:
+    pages = sorted((TOP / "examples/study").glob("*.html"))
+    assert [page.stem for page in pages] == ["bench", "ladder", "tune"]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert "<script" not in text
+        assert not re.findall(r'\b(?:src|href)="(?!#)', text)
+        assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize(
     "path", sorted(TOP.glob("*.md")) + sorted((TOP / "docs").rglob("*.md")), ids=lambda p: p.name
 )

@@ -14,18 +14,25 @@ import pytest
 
 from qdraft.core.costmodel import expected_tokens
 from qdraft.errors import EngineError, UsageError
+from qdraft.registry import TUNED
 from qdraft.render import bench as bench_view
 from qdraft.render import compare as compare_view
 from qdraft.render.page import save_page
 from qdraft.render.pictures import drawing, save_pictures, svg
 from qdraft.render.sheet import Sheet, as_csv, as_markdown, told
+from qdraft.render.tune import tuned, verdict, winner
 from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.cell import run_cell
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
 from qdraft.study.fold import fold
 from qdraft.study.ladder import Measured, conclude
 from qdraft.study.pictures import Bars, Curves, Line, costs_picture, line_of
+from qdraft.study.replay import Replayed
+from qdraft.study.settings import Setting, choose
+from qdraft.study.statistics import Ratio
+from qdraft.study.tune import Tried
 from qdraft.study.work import KINDS, Task, built_in, read_tasks
+from qdraft.types import DecodeParams, EngineParams
 
 
 def sample(
@@ -210,6 +217,13 @@ class TestComparison:
         assert "1.40 times as fast" in told
         assert "2.20 times as fast" in told
         assert "the single file is the faster one, the pair the exact one" in told
+
+    def test_a_pair_that_may_as_well_lose_is_not_named(self) -> None:
+        row = rung("Q6_K", 400, 0.01, 0.9, 1.02)
+        row.found["as_draft"][0]["measured"] = {"value": 1.02, "low": 0.94, "high": 1.11}
+        found = conclude(REFERENCE, [row])
+        assert found.verdict.pair is None
+        assert "its interval begins at 0.94: none is shown to pay" in found.verdict.words[0]
 
     def test_nothing_pays(self) -> None:
         found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, 0.8)])
@@ -408,3 +422,45 @@ class TestSheets:
         assert len(ids) == len(set(ids))
         for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text):
             assert "".join(target) in ids
+
+
+class TestTuned:
+    def way(self, policy: str, speedup: float, live: float | None = None) -> Tried:
+        n_draft = 3 if policy == "fixed" else None
+        return Tried(
+            DecodeParams(draft_policy=policy, n_draft=n_draft),
+            Replayed(100, 0.9, 0.8, 3.0, speedup),
+            None if live is None else Ratio(live, live - 0.1, live + 0.1),
+        )
+
+    def test_what_was_run_live_decides(self) -> None:
+        tried = [self.way("fixed", 1.3, 1.1), self.way("auto", 1.2, 1.15)]
+        assert winner([*tried, self.way("confidence", 1.9)]).name == "auto"
+        assert winner([self.way("fixed", 1.3), self.way("auto", 1.2)]).name == "fixed 3"
+
+    def test_a_way_that_loses_is_not_written(self) -> None:
+        """Fixed lengths lose on every text, auto leaves the target alone."""
+        assert winner([self.way("fixed", 1.3, 0.9), self.way("auto", 1.2, 0.8)]).name == "auto"
+        assert winner([self.way("fixed", 0.9), self.way("auto", 0.8)]).name == "auto"
+
+    def test_settings_as_models_yaml_has_them(self) -> None:
+        best = self.way("fixed", 1.3, 1.1)
+        words = verdict(best, None, Path("d.gguf"))
+        assert words == ["fixed 3 with d.gguf: 1.10 times the target alone (1.00 to 1.20) live"]
+        told = tuned(best, None, words[0], "2026-11-30")
+        assert {k: x for k, x in told.items() if x is not None} == {
+            "draft-policy": "fixed", "n-draft": 3, "evidence": f"{words[0]}, 2026-11-30",
+        }  # fmt: skip
+        assert set(told) - {"evidence"} <= set(TUNED)
+
+    def test_threads_are_chosen_among_equals(self) -> None:
+        """Fewer threads where it makes no difference; never what computes something else."""
+        found = [
+            Setting("1 thread", EngineParams(n_threads=1), per_second=98),
+            Setting("2 threads", EngineParams(n_threads=2), per_second=100),
+            Setting("cache", EngineParams(n_threads=2), per_second=200, same_output=False),
+            Setting("broken", EngineParams(n_threads=4), per_second=300, error="no"),
+        ]
+        assert choose(found).name == "1 thread"
+        found[0] = replace(found[0], per_second=50)
+        assert choose(found).name == "2 threads"

@@ -8,6 +8,7 @@ minutes on two cores. Each page opens from disk.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from qdraft.engine.library import default_threads
 from qdraft.source import materialize
 
 HERE = Path(__file__).parent
+_FOLDERS = re.compile(r"(?<=[\";])/[^\"&]*/(?=[^/\"&]+\.(?:gguf|npz))")
 
 
 def main() -> None:
@@ -37,6 +39,9 @@ def main() -> None:
             stdout=subprocess.PIPE, check=True,
         )  # fmt: skip
         told.write_bytes(done.stdout)
+        for path in (page, told):  # files by name: their folders are this machine's
+            text = path.read_text(encoding="utf-8")
+            path.write_text(_FOLDERS.sub("", text), encoding="utf-8")
     record.unlink()
 
 

@@ -94,9 +94,8 @@ def tune(
     known = None
     if not no_write:
         known = _entry_to_write(entry, files[0], found.draft, models_file, is_own=is_own)
-    about = {"record": record, "draft": found.draft, "settings": settings,
-        "drafts": [{"draft": one.draft, "best": one.tried[0]} for one in recorded],
-    }  # fmt: skip
+    drafts = [{"draft": one.draft, "best": one.tried[0]} for one in recorded]
+    about = {"record": record, "draft": found.draft, "drafts": drafts, "settings": settings}
     if known:
         told = view.tuned(winner, chosen, words[0], date.today().isoformat())
         where = file_of_models.set_tuned(known, told, user_file=models_file)

@@ -97,13 +97,13 @@ def winner(tried: Sequence[Tried]) -> Tried:
 
     A fixed way that loses would lose on every text; auto leaves the target alone.
     """
-    live = [one for one in tried if one.live]
-    if not live:
-        return max(tried, key=lambda one: one.replayed.speedup)
-    best = max(live, key=lambda one: one.live.value if one.live else 0.0)
-    if best.live and best.live.value > 1:
-        return best
-    return next((one for one in live if one.name == "auto"), best)
+
+    def speed(one: Tried) -> float:
+        return one.live.value if one.live else one.replayed.speedup
+
+    known = [one for one in tried if one.live] or tried
+    best = max(known, key=speed)
+    return best if speed(best) > 1 else next((t for t in known if t.name == "auto"), best)
 
 
 def verdict(best: Tried, setting: Setting | None, draft: Path) -> list[str]:

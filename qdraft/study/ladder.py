@@ -48,7 +48,14 @@ def conclude(reference: Measured, rows: Sequence[Measured], *, complete: bool = 
     words: list[str] = []
     base = reference.name
     best_pair, best_single = _best_pair(whole), _best_single(whole)
-    if best_pair:
+    if best_pair and best_pair[2] is not None and best_pair[2] <= 1:
+        row, speed, low = best_pair
+        words.append(
+            f"pair: {row.name} is the best of these drafts at {speed:.2f} times {base} alone, but "
+            f"its interval begins at {low:.2f}: none is shown to pay on this machine"
+        )
+        best_pair = None
+    elif best_pair:
         row, speed, low = best_pair
         sure = "" if low is None else f" (at least {low:.2f} by its interval)"
         words.append(
