@@ -18,13 +18,18 @@ from qdraft.registry import Entry, Value
 
 
 def add(
-    name: str, target: Path, draft: Path | None, *, user_file: Path | None = None, **notes: str
+    name: str,
+    target: Path,
+    draft: Path | None,
+    *,
+    user_file: Path | None = None,
+    **notes: str | int,
 ) -> Path:
     """Add a pair of files to the user's models.yaml, or replace the one of that name.
 
     The file is whole at every moment; returns its path. ``notes`` may hold a description, a
-    license and an origin. Raises UsageError for a file that is not valid, which is then left as it
-    is.
+    license, an origin, a template and a context. Raises UsageError for a file that is not valid,
+    which is then left as it is.
     """
     # Not resolved: the hub's cache and people's folders name files by links.
     files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}

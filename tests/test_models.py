@@ -151,3 +151,21 @@ def test_removing_keeps_comments_and_drops_the_default(tmp_path: Path) -> None:
     assert path.read_text() == "# all mine\npairs:\n  a:  # first\n    target: a.gguf\n"
     with pytest.raises(UsageError, match="no pair b"):
         models_file.remove("b", user_file=path)
+
+
+def test_what_an_entry_says_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(
+        "pairs:\n  a:\n    target: t.gguf\n    draft: d.gguf\n    context: 512\n    origin: a friend\n"
+        "    template: chat.jinja\n    devices: {gpu-layers: all}\n"
+        "    tuned: {n-draft: 3, evidence: 1.2 times}\n"
+    )
+    told = json.loads(qdraft("models", "show", "a", "--models-file", str(path), "--json").stdout)
+    assert told["context"] == 512
+    assert told["origin"] == "a friend"
+    assert told["template"] == str(tmp_path / "chat.jinja")
+    assert told["devices"] == {"gpu-layers": "all"}
+    assert told["tuned"] == {"n-draft": 3, "evidence": "1.2 times"}
+    shown = "".join(qdraft("models", "show", "a", "--models-file", str(path)).stdout.split())
+    for text in ("afriend", "chat.jinja", "512", "gpu-layersall", "n-draft3(1.2times)"):
+        assert text in shown

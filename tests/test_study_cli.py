@@ -88,7 +88,7 @@ class TestBench:
 class TestCompare:
     def run(self, smollm2: tuple[Path, Path], *args: str) -> CompletedProcess[str]:
         return qdraft(
-            "compare", str(smollm2[0]), str(smollm2[1]), "Q8_0", "--no-imatrix", "--chunks", "1",
+            "compare", str(smollm2[0]), "Q8_0", "--no-imatrix", "--chunks", "1",
             "-c", "128", "-n", "8", "--temp", "0", *args,
         )  # fmt: skip
 
@@ -97,16 +97,16 @@ class TestCompare:
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert {"reference", "rows", "verdict"} <= found.keys()
-        eight, two = found["rows"]  # from the largest down
+        (eight,) = found["rows"]
         assert eight["file_type"] == "Q8_0"
-        assert eight["quality"]["kld"]["value"] < 0.02 < two["quality"]["kld"]["value"]
-        assert eight["quality"]["same_top"]["value"] > two["quality"]["same_top"]["value"]
+        assert 0 < eight["quality"]["kld"]["value"] < 0.02
+        assert eight["quality"]["same_top"]["value"] > 0.9
         assert eight["quality"]["n"] == 63
         # The reference as the rungs saw it, out of the store, is the reference.
         base = found["reference"]["quality"]["ppl"]["value"]
         assert eight["quality"]["ppl_base"]["value"] == pytest.approx(base, rel=1e-4)
-        draft = two["as_draft"][0]
-        assert draft["alpha_shared"]["value"] > draft["alpha_own"]["value"] - 0.15
+        draft = eight["as_draft"][0]
+        assert draft["alpha_shared"]["value"] > draft["alpha_own"]["value"] - 0.1 > 0.7
         assert found["verdict"]["words"]
         again = self.run(smollm2, "--quiet", "-o", "md")  # out of the cache
         assert again.returncode == 0

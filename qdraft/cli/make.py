@@ -260,7 +260,10 @@ class Job:
             threads=self.threads, n_places=self.n_places, progress=bars.step,
         )  # fmt: skip
         name = self.name or path.stem
-        where = file_of_models.add(name, self.target, path, user_file=self.models_file)
+        where = file_of_models.add(
+            name, self.target, path,
+            user_file=self.models_file, origin=f"qdraft make {self.target.name}",
+        )  # fmt: skip
         return {"pair": name, "models_file": where, "made": made}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,13 @@ DraftFile = Annotated[
 ]
 Repo = Annotated[str, typer.Argument(metavar="REPO[:FILE or TYPE]", help="As owner/name:Q4_K_M.")]
 Description = Annotated[str, typer.Option("--description", help="What it is.")]
+Template = Annotated[
+    Path | None,
+    typer.Option("--template", exists=True, help="A Jinja chat template for the model's own."),
+]
+Context = Annotated[
+    int | None, typer.Option("-c", "--context", min=0, help="Context in tokens when it is run.")
+]
 Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Look here too.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the pair of that name.")]
 
@@ -60,6 +68,8 @@ def add(
     target: TargetFile,
     draft: DraftFile = None,
     description: Description = "",
+    template: Template = None,
+    context: Context = None,
     force: Force = False,
     models_file: opt.ModelsFile = None,
 ) -> None:
@@ -76,7 +86,14 @@ def add(
             f"these files cannot pair: {first.what} is {first.first} and {first.second}",
             hint="qdraft inspect shows all differences",
         )
-    where = file_of_models.add(name, target, draft, user_file=models_file, description=description)
+    more: dict[str, str | int] = {}
+    if template:
+        more["template"] = os.path.abspath(template)
+    if context is not None:
+        more["context"] = context
+    where = file_of_models.add(
+        name, target, draft, user_file=models_file, description=description, **more
+    )
     show_line("info", f"added {name} to {where}")
 
 
@@ -137,6 +154,11 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "from_package": entry.source is not None,
         "description": entry.description,
         "license": entry.license,
+        "origin": entry.origin,
+        "template": entry.template or None,
+        "context": entry.context,
+        "devices": dict(entry.devices),
+        "tuned": dict(entry.tuned),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from qdraft.gguf.facts import Facts
 from qdraft.gguf.find import Proposal
-from qdraft.registry import Entry, Registry
+from qdraft.registry import EVIDENCE, Entry, Registry, Value
 from qdraft.render.summary import line, wrapped
 
 
@@ -28,7 +28,9 @@ def entry_view(entry: Entry) -> RenderableType:
     lines = [line("pair", entry.name, _state(entry))]
     facts = {
         "target": entry.target, "draft": entry.draft or "none", "about": entry.description,
-        "license": entry.license,
+        "license": entry.license, "origin": entry.origin, "template": entry.template,
+        "context": str(entry.context or ""), "devices": _settings(entry.devices),
+        "tuned": _settings(entry.tuned),
     }  # fmt: skip
     for label, text in facts.items():
         if text:
@@ -64,6 +66,12 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _settings(of: Mapping[str, Value]) -> str:
+    """Settings in a row, what they were measured to bring at the end."""
+    told = [f"{key} {value}" for key, value in of.items() if key != EVIDENCE]
+    return ", ".join(told) + (f" ({of[EVIDENCE]})" if EVIDENCE in of else "")
 
 
 def _short(path: str | None) -> str:
