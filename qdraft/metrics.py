@@ -12,6 +12,8 @@ from qdraft.types import Round
 
 _MANY = 16  # rounds after which hardly any draft means that the schedule saw no gain in it
 _GRAM = 8  # tokens of an n-gram that does not come back by chance
+NOISY = 1.5  # spread from which times say little
+CIRCLES = 0.3  # share of repeated n-grams from which acceptance says little
 _SPIKE = 2.0  # times the usual, from which a decode was disturbed
 _ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
 

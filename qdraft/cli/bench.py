@@ -11,6 +11,7 @@ import typer
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.opening import Models, open_models
+from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
@@ -117,7 +118,7 @@ def bench(
         found.doubts, [found.verdict], shown, about,
     )  # fmt: skip
     if not found.complete:
-        raise typer.Exit(study.INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)

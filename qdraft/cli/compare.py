@@ -10,6 +10,7 @@ import typer
 from qdraft.calibration import evaluation_text
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
+from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
 from qdraft.errors import UsageError
 from qdraft.machine import described
@@ -107,7 +108,7 @@ def compare(
         view.report(found, about), doubts, found.verdict.words, shown, about,
     )  # fmt: skip
     if not found.complete:
-        raise typer.Exit(study.INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _rung(text: str) -> Path | str:

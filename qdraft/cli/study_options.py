@@ -32,8 +32,6 @@ ReportFile = Annotated[
     opt.option("Output", "--report", help="All of it as one HTML file that needs no network."),
 ]
 
-INTERRUPTED = 130
-
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
     """Numbers from 0 on, separated by commas."""

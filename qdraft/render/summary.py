@@ -9,12 +9,10 @@ from rich.text import Text
 
 from qdraft.check import Check
 from qdraft.exact import Exactness
-from qdraft.metrics import Summary
+from qdraft.metrics import CIRCLES, NOISY, Summary
 from qdraft.types import FinishReason
 
 _BAR = 24
-_NOISY = 1.5  # spread from which times say little
-_CIRCLES = 0.3  # share of repeated n-grams from which acceptance says little
 _ENDS = {
     FinishReason.END_OF_GENERATION: "end of text",
     FinishReason.STOP_STRING: "stop string",
@@ -81,12 +79,12 @@ def summary_view(
 def _doubts(summary: Summary) -> list[str]:
     """What makes the figures say less than they seem to."""
     doubts = []
-    if summary.spread and summary.spread > _NOISY:
+    if summary.spread and summary.spread > NOISY:
         doubts.append(
             f"the slowest tenth of the target's decodes took {summary.spread:.1f} times their "
             "median: something else uses this machine, times are uncertain"
         )
-    if summary.repetition and summary.repetition > _CIRCLES:
+    if summary.repetition and summary.repetition > CIRCLES:
         doubts.append(
             f"{summary.repetition:.0%} of this text repeats itself, which flatters any draft"
         )

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from qdraft.calibration import takes_a_chat
 from qdraft.generation import Generation
 from qdraft.pair import Pair
+from qdraft.study.cell import Progress
 from qdraft.study.statistics import Run
 from qdraft.study.work import WARM_UP, Task
 from qdraft.types import DecodeParams, Round, SamplingParams
 
 Clock = Callable[[], float]
-Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True, slots=True)

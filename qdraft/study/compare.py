@@ -23,14 +23,13 @@ from qdraft.gguf.pairing import compare as compare_files
 from qdraft.machine import described, facts_of, store_path
 from qdraft.make import held_out
 from qdraft.paths import cache_dir, new_file
-from qdraft.study.cell import run_cell
+from qdraft.study.cell import Progress, run_cell
 from qdraft.study.ladder import Measured
 from qdraft.study.perplexity import chunks_of
 from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, float, float], None]
 Cell = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
 
 _RUNG = "qdraft.study.rung"

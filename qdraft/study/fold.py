@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
+from qdraft.metrics import CIRCLES, NOISY
 from qdraft.study.bench import Sample, Written
 from qdraft.study.statistics import Ratio, Run, speed, speed_ratio
-
-_NOISY = 1.5  # spread of decode times from which nothing is concluded
-_CIRCLES = 0.3  # share of repeated 8-grams from which acceptance is flattered
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +160,12 @@ def _over(part: float, whole: float) -> float | None:
 def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
     doubts = []
     spreads = [s.spread for s in samples if s.spread]
-    if spreads and median(spreads) > _NOISY:
+    if spreads and median(spreads) > NOISY:
         doubts.append(
             f"the machine was noisy: the slowest tenth of decodes took {median(spreads):.1f} times "
             "their median"
         )
-    circles = [s for s in samples if (s.repetition or 0) > _CIRCLES]
+    circles = [s for s in samples if (s.repetition or 0) > CIRCLES]
     if circles:
         doubts.append(
             f"{len(circles)} of {len(samples)} texts repeat themselves, which flatters any draft"

@@ -6,7 +6,7 @@ Runs in a child process (see ``qdraft.study.cell``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from qdraft.engine.protocol import Engine
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
 from qdraft.study import bench
+from qdraft.study.cell import Progress
 from qdraft.study.fold import fold
 from qdraft.study.logits import LogitsWriter, read_blocks
 from qdraft.study.overlap import overlap
@@ -24,8 +25,6 @@ from qdraft.study.perplexity import evaluate, rows_at_once
 from qdraft.study.search import best, measure_costs
 from qdraft.study.work import built_in
 from qdraft.types import DecodeParams, EngineParams, SamplingParams
-
-Progress = Callable[[str, float, float], None]
 
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
 _PROMPT = 256  # tokens of the prompt that is timed
@@ -155,7 +154,7 @@ def _engine_params(task: dict[str, Any]) -> EngineParams:
 
 
 def prompt_seconds(engine: Engine, tokens: Sequence[int]) -> float:
-    """Seconds for a prompt of ``_PROMPT`` tokens; the best of a few, from an empty cache."""
+    """Seconds for a prompt of ``_PROMPT`` tokens from an empty cache; the median of three."""
     prompt = [tokens[i % len(tokens)] for i in range(_PROMPT)]
     times = []
     for _ in range(3):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft.engine.library import default_threads
 from qdraft.errors import QDraftError
 from qdraft.pair import Pair
+from qdraft.study.cell import Progress
 from qdraft.study.rung import seconds_of_one
 from qdraft.study.search import best, measure_costs
 from qdraft.types import EngineParams
-
-Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True, slots=True)

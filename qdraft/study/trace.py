@@ -27,7 +27,6 @@ from qdraft.errors import UsageError
 from qdraft.paths import new_file
 from qdraft.study.logits import log_softmax
 
-Progress = Callable[[str, float, float], None]
 Logs = NDArray[np.float16]
 
 BLOCK = 4  # tokens drafted on from the target's cells

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -11,14 +11,13 @@ from qdraft.calibration import takes_a_chat
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
 from qdraft.study import bench
+from qdraft.study.cell import Progress
 from qdraft.study.fold import fold
 from qdraft.study.replay import Costs, Replayed, replay
 from qdraft.study.statistics import Ratio
 from qdraft.study.trace import Trace, record
 from qdraft.study.work import WARM_UP, Task
 from qdraft.types import DecodeParams, SamplingParams
-
-Progress = Callable[[str, float, float], None]
 
 _LENGTHS = range(1, 9)
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
