@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qdraft.cli import bench as cli_bench
+from qdraft.cli import compare as cli_compare
 from qdraft.core.costmodel import expected_tokens
+from qdraft.core.costs import CostTable
 from qdraft.errors import EngineError, UsageError
 from qdraft.registry import TUNED
 from qdraft.render import bench as bench_view
 from qdraft.render import compare as compare_view
-from qdraft.render.page import save_page
-from qdraft.render.pictures import drawing, save_pictures, svg
-from qdraft.render.sheet import Sheet, as_csv, as_markdown, told
+from qdraft.render.pictures import drawing, svg
+from qdraft.render.sheet import as_markdown
 from qdraft.render.tune import tuned, verdict, winner
 from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.cell import run_cell
+from qdraft.study.compare import Plan
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
 from qdraft.study.fold import fold
 from qdraft.study.ladder import Measured, conclude
-from qdraft.study.pictures import Bars, Curves, Line, costs_picture, line_of
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose
 from qdraft.study.statistics import Ratio
 from qdraft.study.tune import Tried
 from qdraft.study.work import KINDS, Task, built_in, read_tasks
-from qdraft.types import DecodeParams, EngineParams
+from qdraft.testing import FakeEngine, FakeVocab
+from qdraft.types import DecodeParams, EngineParams, SamplingParams
 
 
 def sample(
@@ -256,6 +258,43 @@ class TestComparison:
             assert svg(picture).startswith("<svg")
 
 
+class TestInterrupts:
+    """What is done by then is folded and shown, and said to be a part."""
+
+    def test_a_bench(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Opened:
+            target_engine = FakeEngine(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
+            costs = CostTable(0.1, {"model": 0.4}, {2: 1.1})
+
+        def interrupted(*args: object, **kwargs: object) -> Iterator[Sample]:
+            yield sample()
+            yield sample("story")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli_bench, "measure", interrupted)
+        work = cli_bench.Work([], (0.0,), 1, False, SamplingParams(), DecodeParams(n_predict=8))
+        found = work.run(Opened(), quiet=True)  # type: ignore[arg-type]
+        assert (found.total.n_texts, found.complete) == (2, False)
+        monkeypatch.setattr(cli_bench, "measure", lambda *a, **k: stop_at_once())
+        with pytest.raises(KeyboardInterrupt):  # nothing is done yet
+            work.run(Opened(), quiet=True)  # type: ignore[arg-type]
+
+    def test_a_comparison(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*args: object, **kwargs: object) -> Iterator[Measured]:
+            yield REFERENCE
+            yield rung("Q8_0", 500, 0.001, 1.7, 1.1)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli_compare, "measure", interrupted)
+        found = cli_compare._run(Plan(Path("t"), (), ""), quiet=True)
+        assert ([row.file_type for row in found.rows], found.complete) == (["Q8_0"], False)
+
+
+def stop_at_once() -> Iterator[Sample]:
+    raise KeyboardInterrupt
+    yield
+
+
 class TestCells:
     def test_a_crash_costs_one_cell(self) -> None:
         """Case 35: and its memory is given back, since the process is gone."""
@@ -332,96 +371,6 @@ class TestExplain:
     def test_lengths(self) -> None:
         assert best_length(0.9, 0.9, {2: 1.9}) == (0, 1.0)
         assert best_length(0.95, 0.05, {2: 1.0, 17: 1.1})[0] > 8
-
-
-CURVES = Curves(
-    "A curve", "x", "y",
-    (line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]), Line("other", (1, 2), (1, 1), (0, 0), (2, 2))),
-    (1.5, "here"),
-)  # fmt: skip
-BARS = Bars(
-    "Some bars", "times", ("code", "a story"), {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
-    1.0, {"achieved": (1.1, None), "predicted": (None, None)},
-    {"achieved": (1.3, None), "predicted": (None, None)},
-)  # fmt: skip
-
-
-class TestPictures:
-    @pytest.mark.parametrize("picture", [CURVES, BARS], ids=["curves", "bars"])
-    def test_as_text(self, picture: Curves | Bars) -> None:
-        """Readable without colour, at 80 columns, no escape codes."""
-        text = drawing(picture)
-        assert "\x1b" not in text
-        assert max(map(len, text.splitlines())) <= 79
-        assert picture.title in text
-
-    def test_bars_show_their_values_and_what_is_even(self) -> None:
-        lines = drawing(BARS).splitlines()
-        assert any(re.search(r"code\s+#+\|#* .*1\.2$", line) for line in lines)
-        assert any(re.search(r"a story\s+.*n/a$", line) for line in lines)
-        assert lines[-1].endswith("| = 1")
-
-    def test_lines_are_told_apart_by_their_marks(self) -> None:
-        text = drawing(CURVES)
-        assert "* measured" in text
-        assert "o other" in text
-        assert "here" in text
-
-    @pytest.mark.parametrize(
-        ("name", "magic"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.pdf", b"%PDF")]
-    )
-    def test_files(self, tmp_path: Path, name: str, magic: bytes) -> None:
-        path = tmp_path / name
-        save_pictures([CURVES, BARS, costs_picture({2: 1.1}, 0.4, 1)], path)
-        assert path.read_bytes().startswith(magic)
-
-    def test_other_names_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="name ends in"):
-            save_pictures([CURVES], tmp_path / "p.jpg")
-
-    def test_nothing_measured(self) -> None:
-        assert "nothing was measured" in drawing(Curves("Empty", "x", "y", ()))
-
-
-SHEET = Sheet(
-    "a | title",
-    ("name", "n", "x", "empty"),
-    (("a|b", 1, 0.12345, None), ("<c>", 22, 12345.6, None)),
-)
-
-
-class TestSheets:
-    def test_csv_has_all_digits(self) -> None:
-        rows = list(csv.reader(io.StringIO(as_csv([SHEET]))))
-        assert rows[0] == ["table", "name", "n", "x", "empty"]
-        assert rows[1] == ["a | title", "a|b", "1", "0.12345", ""]
-
-    def test_markdown(self) -> None:
-        lines = as_markdown([SHEET]).splitlines()
-        assert lines[2:] == [
-            "| name | n | x |", "| --- | ---: | ---: |", "| a\\|b | 1 | 0.123 |",
-            "| <c> | 22 | 12346 |",
-        ]  # fmt: skip
-
-    def test_figures(self) -> None:
-        assert [told(x) for x in (None, "a", 3, 0.0, 0.0001234, 1.5, 56.789)] == [
-            "", "a", "3", "0.000", "1.2e-04", "1.500", "56.79",
-        ]  # fmt: skip
-
-    def test_a_page_needs_nothing_beside_itself(self, tmp_path: Path) -> None:
-        path = tmp_path / "page.html"
-        save_page(path, "A <title>", [SHEET], [CURVES, BARS], ["It pays & more."], {"n": 3})
-        text = path.read_text(encoding="utf-8")
-        assert "<script" not in text
-        assert not re.findall(r'(?:src|href)="(?!#)', text.replace('xlink:href="#', 'href="#'))
-        assert "http-equiv" not in text
-        assert "&lt;title&gt;" in text
-        assert "&lt;c&gt;" in text
-        assert "It pays &amp; more." in text
-        ids = re.findall(r'\bid="([^"]+)"', text)
-        assert len(ids) == len(set(ids))
-        for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text):
-            assert "".join(target) in ids
 
 
 class TestTuned:

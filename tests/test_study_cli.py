@@ -15,7 +15,9 @@ from test_cli import qdraft
 from test_engine import tiny_model
 
 from qdraft import models_file, registry
+from qdraft.calibration import evaluation_text
 from qdraft.errors import UsageError
+from qdraft.study.compare import Plan, compare
 
 pytestmark = pytest.mark.real
 
@@ -112,6 +114,32 @@ class TestCompare:
         assert again.returncode == 0
         assert again.stderr == ""
         assert "Mean KLD" in again.stdout
+
+    def test_an_interrupted_comparison_goes_on(
+        self, smollm2: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a cell found is kept; the one that was interrupted left nothing, and is run again."""
+        monkeypatch.setenv("QDRAFT_CACHE_DIR", str(tmp_path))
+        ran: list[str] = []
+
+        def run(module: str, task: dict[str, Any], progress: object) -> dict[str, Any]:
+            ran.append(task["do"])
+            if task["do"] == "reference":
+                Path(task["store"]).write_bytes(b"logits")
+            elif len(ran) == 2:
+                raise KeyboardInterrupt
+            return {"found": task["do"]}
+
+        plan = Plan(smollm2[0], (smollm2[1],), evaluation_text(), n_ctx=64, n_chunks=1)
+        with pytest.raises(KeyboardInterrupt):
+            list(compare(plan, run=run))
+        assert ran == ["reference", "rung"]
+        assert not list(tmp_path.rglob("*.part"))
+        again = list(compare(plan, run=run))
+        assert ran == ["reference", "rung", "rung"]
+        assert [one.found["found"] for one in again] == ["reference", "rung"]
+        assert len(list(compare(plan, run=run))) == 2
+        assert len(ran) == 3  # all of it was kept
 
     def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         other = tmp_path / "other.gguf"
