@@ -8,6 +8,8 @@ same code. Built once into the cache; needs the extra `bench` (cmake, ninja, sci
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -40,10 +42,16 @@ OPTIONS = (
 def tool(name: str) -> Path:
     """The path of one of ``TOOLS``, built with all the others when missing."""
     folder = cache_dir() / "llama.cpp" / library_version()
-    path = folder / "build" / "bin" / name
+    build_folder = folder / ("-".join(["build", *own_options()]).replace("/", "_"))
+    path = build_folder / "bin" / name
     if not path.exists():
-        build(source(folder), folder / "build")
+        build(source(folder), build_folder)
     return path
+
+
+def own_options() -> list[str]:
+    """What CMAKE_ARGS asks for, as for the binding: -DGGML_CUDA=ON for tools that use the GPU."""
+    return [part.removeprefix("-D") for part in shlex.split(os.environ.get("CMAKE_ARGS", ""))]
 
 
 def source(folder: Path) -> Path:
@@ -66,7 +74,7 @@ def source(folder: Path) -> Path:
 def build(tree: Path, folder: Path) -> None:
     """Configure and build ``TOOLS``."""
     say("building llama.cpp's tools, which takes some minutes")
-    options = [f"-D{option}" for option in OPTIONS]
+    options = [f"-D{option}" for option in (*OPTIONS, *own_options())]
     run("cmake", "-S", str(tree), "-B", str(folder), "-G", "Ninja", *options)
     jobs = str(default_threads())
     run("cmake", "--build", str(folder), "--parallel", jobs, "--target", *TOOLS)

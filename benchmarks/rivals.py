@@ -20,6 +20,7 @@ from pathlib import Path
 
 from llamacpp import tool
 
+from qdraft.engine.devices import devices
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.library import default_threads
 
@@ -55,10 +56,12 @@ class Run:
 
 def common_options(target: Path, draft: Path | None, setting: Setting) -> list[str]:
     threads = str(default_threads())
-    options = ["-m", str(target), "-c", str(N_CTX), "-t", threads, "-ngl", "0", "-fa", "on"]
+    layers = "99" if any(d.takes_layers for d in devices()) else "0"
+    options = ["-m", str(target), "-c", str(N_CTX), "-t", threads, "-ngl", layers, "-fa", "on"]
     if not extra_buffers_are_safe():
         options.append("--no-repack")
     if draft:
+        options += ["-ngld", layers]
         options += ["-md", str(draft), "--spec-type", "draft-simple", *setting.options()]
     return options
 

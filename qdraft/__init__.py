@@ -16,14 +16,17 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from qdraft.check import Check
+from qdraft.engine.params import EngineParams
 from qdraft.errors import (
     ContextError,
+    DeviceMemoryError,
     EngineError,
     LogitsError,
     ModelFileError,
     PairError,
     QDraftError,
     RollbackError,
+    ServerError,
     UsageError,
 )
 from qdraft.metrics import Summary
@@ -32,7 +35,6 @@ from qdraft.types import (
     DecodeParams,
     Distribution,
     Draft,
-    EngineParams,
     FinishReason,
     Origin,
     Round,
@@ -51,6 +53,7 @@ __all__ = [
     "Chunk",
     "ContextError",
     "DecodeParams",
+    "DeviceMemoryError",
     "Distribution",
     "Draft",
     "EngineError",
@@ -67,6 +70,7 @@ __all__ = [
     "RollbackError",
     "Round",
     "SamplingParams",
+    "ServerError",
     "Summary",
     "UsageError",
     "open_pair",

@@ -53,3 +53,11 @@ class RollbackError(EngineError):
 
 class LogitsError(EngineError):
     """A row of logits has no largest finite value (NaN, infinity, or all masked)."""
+
+
+class DeviceMemoryError(EngineError):
+    """A device has no room for what was to be placed on it."""
+
+
+class ServerError(EngineError):
+    """An RPC server is down, speaks another version of the protocol, or is lost."""

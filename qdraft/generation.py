@@ -126,6 +126,8 @@ class Generation:
                     verify_block=params.verify == "block",
                 ):
                     self.rounds.append(round)
+                    if round.index:
+                        pair.watch(round)
                     self.text += "".join(pieces)  # all of the round, however it is read
                     if self._ttft_s is None:
                         self._ttft_s = time.perf_counter() - started

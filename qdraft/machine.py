@@ -15,10 +15,10 @@ from qdraft.core.costs import ENOUGH, CostTable
 from qdraft.engine.devices import devices
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
 from qdraft.engine.library import build_id, cpu_id, cpu_name, default_threads, library_version
+from qdraft.engine.params import EngineParams
 from qdraft.engine.protocol import Engine
 from qdraft.exact import Exactness, probe_exactness
 from qdraft.paths import cache_dir, new_file
-from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def store_path(kind: str, *facts: str) -> Path:
     return cache_dir() / kind / f"{digest}.json"
 
 
-def load_costs(path: Path) -> CostTable:
+def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
     """The table kept there; an empty one where there is none, or a damaged one."""
     try:
         kept = _load(path)
@@ -66,10 +66,10 @@ def load_costs(path: Path) -> CostTable:
         c = {str(source): float(ratio) for source, ratio in kept["c"].items()}
         v = {int(width): float(ratio) for width, ratio in kept["v"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return CostTable()
+        return CostTable(over_a_link=over_a_link)
     if min([target_s, *c.values(), *v.values()]) <= 0:
-        return CostTable()
-    return CostTable(target_s, c, v)
+        return CostTable(over_a_link=over_a_link)
+    return CostTable(target_s, c, v, over_a_link=over_a_link)
 
 
 def save_costs(path: Path, costs: CostTable) -> None:

@@ -12,15 +12,16 @@ from qdraft.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.engine.imatrix import collect
 from qdraft.engine.library import default_threads
 from qdraft.engine.llama import LlamaModel
+from qdraft.engine.params import EngineParams
 from qdraft.engine.quantize import Quantized, Recipe, plan, quantize
 from qdraft.errors import UsageError
 from qdraft.gguf import imatrix
 from qdraft.gguf.facts import read_facts, require_model
-from qdraft.pair import Pair
+from qdraft.plan.fitting import fitted, open_fitting
 from qdraft.source import Progress
 from qdraft.study.overlap import Overlap, overlap
 from qdraft.study.search import Rung, recipes, try_recipes
-from qdraft.types import EngineParams, SamplingParams
+from qdraft.types import SamplingParams
 
 # Held out: none of these stands in the calibration text.
 _PROMPTS = (
@@ -71,13 +72,14 @@ def make_matrix(
     target writes itself. Raises UsageError for a text of less than one chunk.
     """
     params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
-    with Pair(target, params=params) as pair:
+    with open_fitting(target, None, params) as pair:
         vocab = pair.target_engine.vocab
         texts = [vocab.tokenize(built_in_text() if text is None else text)]
         step = _step(progress, "writing calibration text")
         written = write_texts(pair, PROMPTS, n_written, SamplingParams(), step)
         texts += [tokens for _, tokens in written]
         chunks = to_chunks(texts, vocab.chunk_bos)
+    params = fitted(target, params)
     model = LlamaModel(target, params)
     try:
         what = "collecting the importance matrix"
@@ -115,7 +117,7 @@ def make_draft(
     )
     params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
     if not n_places:
-        with Pair(target, path, params):
+        with open_fitting(target, path, params, keep_draft=True):
             return Made(made, recipe.imatrix, None, None)
     texts = held_out(target, params, n_places, progress)
     quality = measure(target, path, params, texts, progress)
@@ -163,7 +165,7 @@ def measure(
 ) -> Quality:
     """How well ``draft`` stands in for ``target`` over ``texts``, as ``overlap`` takes them."""
     step = _step(progress, f"measuring {draft.name}")
-    with Pair(target, draft, params) as pair:
+    with open_fitting(target, draft, params, keep_draft=True) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
         shared = overlap(*engines, texts, pair.courier.copy, step) if pair.courier else None
@@ -175,7 +177,7 @@ def held_out(
 ) -> list[tuple[int, list[int]]]:
     """Texts that the target writes at temperature 1, and how much of each is prompt."""
     plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
-    with Pair(target, params=params) as pair:
+    with open_fitting(target, None, params) as pair:
         step = _step(progress, "writing held-out text")
         return write_texts(pair, _PROMPTS, n_places, plain, step)
 

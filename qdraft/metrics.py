@@ -93,6 +93,8 @@ def summarize(
     one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
     usual = {n: median(times) for n, times in _times_by_width(later).items()}
     alone = _ratio(len(plain), sum(_settled(r, usual) for r in plain))
+    if costs and costs.over_a_link and costs.target_s:
+        alone = 1 / costs.target_s  # without what the first one sets up
     settled = _ratio(
         sum(r.n_emitted for r in later), sum(r.draft_s + _settled(r, usual) for r in later)
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from qdraft import registry
 from qdraft.engine.library import default_threads
+from qdraft.engine.params import EngineParams
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
+from qdraft.plan.fitting import open_fitting
 from qdraft.source import materialize
-from qdraft.types import EngineParams
 
 
 def open_pair(
@@ -19,13 +21,16 @@ def open_pair(
     draft: Path | str | None = None,
     params: EngineParams | None = None,
     draft_params: EngineParams | None = None,
+    servers: Sequence[str] = (),
     share_kv: str = "auto",
 ) -> Pair:
     """Open a pair of models.yaml by name (None: the default one), or two files.
 
-    With ``target``, ``draft`` None is the target alone. A pair from a package is built into
-    the cache on first use; its chat template of models.yaml holds, while its context, devices and
-    tuned settings are defaults of the commands only. Raises QDraftError for whatever does not work.
+    With ``target``, ``draft`` None is the target alone. A pair from a package is built into the
+    cache on first use; its chat template of models.yaml holds, while its context, devices and
+    tuned settings are defaults of the commands only. ``servers`` are RPC servers, HOST:PORT.
+    Layers go where they fit, as ``qdraft plan`` shows, unless the params say how many. Raises
+    QDraftError for whatever does not work.
     """
     if target is None and draft is not None:
         raise UsageError("a draft needs a target beside it")
@@ -33,14 +38,17 @@ def open_pair(
         raise UsageError("give either the name of a pair or a target, not both")
     if target is not None:
         files = (Path(target), Path(draft) if draft else None)
-        return Pair(*files, params, draft_params=draft_params, share_kv=share_kv)
+        return open_fitting(
+            *files, params, draft_params=draft_params, servers=servers, share_kv=share_kv
+        )
     threads = (params.n_threads if params else 0) or default_threads()
     entry = registry.load().find(name)
     files = materialize(entry, threads=threads)
-    return Pair(
+    return open_fitting(
         *files,
         params,
         draft_params=draft_params,
+        servers=servers,
         share_kv=share_kv,
         template=registry.template_of(entry),
     )

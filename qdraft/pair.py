@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qdraft import machine
+from qdraft.core.contention import Contention
 from qdraft.core.costs import AcceptanceTable, RecentLoss
 from qdraft.drafters.base import Drafter, NoDrafter
 from qdraft.drafters.cascade import CascadeDrafter
@@ -18,15 +19,17 @@ from qdraft.drafters.hybrid import HybridDrafter
 from qdraft.drafters.model import ModelDrafter
 from qdraft.drafters.ngram import NgramDrafter
 from qdraft.engine.extra_buffers import extra_buffers_are_safe
-from qdraft.engine.kv import KvCourier
+from qdraft.engine.kv import couple
 from qdraft.engine.llama import LlamaEngine, LlamaModel
+from qdraft.engine.params import EngineParams
+from qdraft.engine.placing import not_as_asked
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.exact import Exactness
 from qdraft.generation import Generation
 from qdraft.gguf.facts import require_model
 from qdraft.text import encode_prompt
-from qdraft.types import DecodeParams, EngineParams, SamplingParams
+from qdraft.types import DecodeParams, Round, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +45,6 @@ class ModelInfo:
     path: Path
     n_bytes: int
     file_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class KvSharing:
-    """Whether the draft works on the target's KV cells, and if not, why."""
-
-    shared: bool
-    reason: str = ""
 
 
 class Pair:
@@ -94,15 +89,21 @@ class Pair:
             if template is not None:
                 self.target_engine.vocab.use_template(template)
             self.draft_engine = self._open(draft, draft_params, progress) if draft else None
-            self.courier, self.kv = self._share(share_kv, params, draft_params)
+            self.courier, self.kv = couple(
+                self.target_engine, self.draft_engine, share_kv,
+                flash_attn="off" not in (params.flash_attn, draft_params.flash_attn),
+            )  # fmt: skip
             self._target_facts = machine.facts_of(target, params)
             facts = [machine.facts_of(draft, draft_params)] if draft else []
-            self._costs_path = machine.store_path(
+            self._costs_path: Path | None = machine.store_path(
                 "costs", self._target_facts, *facts, str(self.kv.shared)
             )
-            self.costs = machine.load_costs(self._costs_path)
+            self.placed = [engine.placed for engine in self._engines]  # the target first
+            over_a_link = bool(self.placed[0].remote)
+            self.costs = machine.load_costs(self._costs_path, over_a_link=over_a_link)
             self.acceptance = AcceptanceTable()
             self.loss = RecentLoss()
+            self._contention = None if over_a_link else Contention(self.costs.target_s)
         except BaseException:
             self.close()
             raise
@@ -118,13 +119,17 @@ class Pair:
             if about_draft
             else None
         )
+        for placed, asked, path in zip(
+            self.placed, (params, draft_params), (target, draft), strict=False
+        ):
+            for surprise in not_as_asked(placed, asked):
+                log.warning("%s: %s", path.name if path else "", surprise)
 
     def _open(self, path: Path, params: EngineParams, progress: LoadProgress | None) -> LlamaEngine:
         """Load a file, or share its weights if it is open, and make a context."""
         is_target = not self._models
-        placed = (params.n_gpu_layers, params.main_gpu, params.tensor_split)
         model = next(
-            (m for m in self._models if m.path.samefile(path) and m.placed == placed), None
+            (m for m in self._models if m.path.samefile(path) and m.params.same_place(params)), None
         )
         if model is None:
             # The target's rows are bit-identical at small widths without the extra buffers;
@@ -147,34 +152,25 @@ class Pair:
         self._engines.append(engine)
         return engine
 
-    def _share(
-        self, share_kv: str, params: EngineParams, draft_params: EngineParams
-    ) -> tuple[KvCourier | None, KvSharing]:
-        """A courier that is proven to work, or none and the reason."""
-        if self.draft_engine is None:
-            if share_kv == "on":
-                raise PairError("there is no draft to share the KV cells with")
-            return None, KvSharing(False, "there is no draft")
-        if share_kv == "off":
-            return None, KvSharing(False, "switched off")
-        target, draft = self._models[0], self._models[-1]
-        courier = KvCourier(self.target_engine, self.draft_engine)
-        try:
-            if "off" in (params.flash_attn, draft_params.flash_attn):
-                # V is then stored transposed: a cell is thousands of tiny copies.
-                raise EngineError("flash attention is off")
-            if target.shape != draft.shape:
-                raise EngineError("target and draft are different models")
-            courier.prove()
-        except EngineError as error:
-            if share_kv == "on":
-                raise PairError(f"the KV cells cannot be shared: {error}") from error
-            return None, KvSharing(False, str(error))
-        return courier, KvSharing(True)
-
     def keep_costs(self) -> None:
         """Keep what the rounds so far have shown of the costs, for the next run."""
-        machine.save_costs(self._costs_path, self.costs)
+        if self._costs_path:
+            machine.save_costs(self._costs_path, self.costs)
+
+    def watch(self, round: Round) -> None:
+        """Halve the threads where others want the processor too: see ``qdraft.core.contention``."""
+        if self._contention is None or not self._contention.add(round):
+            return
+        n = max(engine.n_threads for engine in self._engines)
+        told = f"decoding takes {self._contention.times_slower:.0f} times as long as it did"
+        if n == 1:
+            log.warning("%s: something else is using this machine", told)
+            return
+        log.warning("%s: others use the processor, threads from now on: %d", told, n // 2)
+        for engine in self._engines:
+            engine.use_threads(max(1, engine.n_threads // 2))
+        self._contention = Contention()
+        self._costs_path = None  # costs of so many threads are not those to keep
 
     def exactness(self, n_most: int) -> Exactness:
         """How long drafts may be, up to ``n_most``, for bit-identical verify rows.

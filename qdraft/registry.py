@@ -18,9 +18,11 @@ from qdraft.paths import config_dir
 Value = str | int | float
 
 # What an entry may say of qdraft's options: where the layers go, and how drafting is done.
-DEVICES = ("gpu-layers", "gpu-layers-draft", "main-gpu", "tensor-split")
+DEVICES = ("gpu-layers", "gpu-layers-draft", "device", "device-draft", "split-mode", "main-gpu",
+           "tensor-split", "override-tensor", "override-tensor-draft", "rpc")  # fmt: skip
 TUNED = ("drafter", "draft-policy", "n-draft", "p-min", "verify", "share-kv", "threads",
-         "threads-batch", "cache-type-k", "cache-type-v", "flash-attn")  # fmt: skip
+         "threads-batch", "cache-type-k", "cache-type-v", "cache-type-k-draft",
+         "cache-type-v-draft", "flash-attn")  # fmt: skip
 EVIDENCE = "evidence"  # beside tuned settings: what they were measured to bring
 
 

@@ -14,9 +14,6 @@ from qdraft.errors import UsageError
 
 # One verify batch holds n_draft + 1 rows of n_vocab floats: this bounds its memory.
 MAX_N_DRAFT = 63
-ALL_LAYERS = -1
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-FLASH_ATTENTION = ("auto", "on", "off")
 
 
 class FinishReason(str, Enum):
@@ -162,7 +159,22 @@ class Chunk:
     round_index: int
 
 
-def _require(condition: bool, name: str, value: object, rule: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device holds of a model: number of layers, and bytes."""
+
+    n_layers: int = 0
+    weights: int = 0
+    kv: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute
+
+
+def require(condition: bool, name: str, value: object, rule: str) -> None:
+    """Raise UsageError that says what ``name`` must be, unless ``condition`` holds."""
     if not condition:
         raise UsageError(f"{name} is {value}, but must be {rule}")
 
@@ -190,17 +202,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty"):
-            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 (off) to 1")
-        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0, at most 1 (off)")
-        _require(self.repeat_penalty > 0, "repeat_penalty", self.repeat_penalty, "above 0")
-        _require(self.repeat_last_n >= -1, "repeat_last_n", self.repeat_last_n, "-1 or more")
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
+        require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 (off) to 1")
+        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0, at most 1 (off)")
+        require(self.repeat_penalty > 0, "repeat_penalty", self.repeat_penalty, "above 0")
+        require(self.repeat_last_n >= -1, "repeat_last_n", self.repeat_last_n, "-1 or more")
         for token, bias in self.logit_bias.items():
-            _require(token >= 0, "logit_bias token", token, "0 or more")
-            _require(not math.isnan(bias) and bias < math.inf, "logit_bias", bias, "below +inf")
+            require(token >= 0, "logit_bias token", token, "0 or more")
+            require(not math.isnan(bias) and bias < math.inf, "logit_bias", bias, "below +inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,70 +243,22 @@ class DecodeParams:
     seed: int = -1
 
     def __post_init__(self) -> None:
-        _require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")
-        _require(
+        require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")
+        require(
             0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
         )
-        _require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
+        require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
         drafters = ("model", "ngram", "hybrid")
-        _require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
+        require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
         policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
-        _require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
-        _require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
+        require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
+        require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
         rules = ("token", "block")
-        _require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
-        _require("" not in self.stop, "stop", '""', "a string that is not empty")
+        require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
+        require("" not in self.stop, "stop", '""', "a string that is not empty")
 
     @property
     def most_drafted(self) -> int:
         """``n_draft``, or what it is where nothing was asked for."""
         unasked = 8 if self.draft_policy == "auto" else 4
         return unasked if self.n_draft is None else self.n_draft
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParams:
-    """How one model is loaded; names and defaults are llama.cpp's unless stated.
-
-    ``n_ctx`` None is 4096 or the model's training context if that is less, 0 the latter.
-    ``n_threads`` 0 is the number of physical cores that the process may use;
-    ``n_threads_batch`` 0 is ``n_threads``.
-    ``n_gpu_layers`` None puts all layers on the GPU where the build has one, -1 demands
-    all. ``extra_buffers`` None: for a draft, where a probe has shown that they are safe, not
-    for a target.
-    """
-
-    n_ctx: int | None = None
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_threads: int = 0
-    n_threads_batch: int = 0
-    n_gpu_layers: int | None = None
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attn: str = "auto"
-    extra_buffers: bool | None = None
-
-    def __post_init__(self) -> None:
-        most = 2**24
-        _require(0 <= (self.n_ctx or 0) <= most, "n_ctx", self.n_ctx, f"0 (the model's) to {most}")
-        _require(self.n_batch <= most, "n_batch", self.n_batch, f"at most {most}")
-        _require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
-        _require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
-        for name in ("n_threads", "n_threads_batch", "main_gpu"):
-            _require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
-        _require(
-            self.n_gpu_layers is None or ALL_LAYERS <= self.n_gpu_layers <= 100_000,
-            "n_gpu_layers", self.n_gpu_layers, "-1 (all) or more",
-        )  # fmt: skip
-        for name in ("cache_type_k", "cache_type_v"):
-            kind = getattr(self, name)
-            _require(kind in CACHE_TYPES, name, kind, f"one of {', '.join(CACHE_TYPES)}")
-        _require(
-            self.flash_attn in FLASH_ATTENTION,
-            "flash_attn", self.flash_attn, f"one of {', '.join(FLASH_ATTENTION)}",
-        )  # fmt: skip
-        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention")

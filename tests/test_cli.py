@@ -17,10 +17,9 @@ import pytest
 from test_engine import tiny_model
 
 from qdraft import EngineParams, Pair, SamplingParams
+from qdraft.cli.machine_options import parse_gpu_layers, parse_tensor_split
 from qdraft.cli.options import (
-    parse_gpu_layers,
     parse_logit_bias,
-    parse_tensor_split,
     read_prompt,
 )
 from qdraft.cli.run import Output, _show

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +15,13 @@ import tiny
 
 from qdraft.engine.extra_buffers import _run_child, ask
 from qdraft.engine.library import build_id, cpu_id, default_threads, library_version, overload
-from qdraft.engine.llama import LlamaModel
+from qdraft.engine.llama import LlamaEngine, LlamaModel
+from qdraft.engine.params import EngineParams
 from qdraft.engine.quantize import Recipe, quantize
 from qdraft.engine.vocab import require_same_vocab
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.pair import Pair
-from qdraft.types import DecodeParams, EngineParams, SamplingParams
+from qdraft.types import DecodeParams, SamplingParams
 
 pytestmark = pytest.mark.real
 
@@ -264,3 +266,31 @@ def test_more_load_than_cores_is_said(
     told = overload()
     assert (said is None) == (told is None)
     assert said is None or said in str(told)
+
+
+def test_an_interrupt_waits_for_the_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in the middle it would be lost in a callback, or leave the cache uncounted."""
+    model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), EngineParams())
+    engine = LlamaEngine(model, EngineParams(n_ctx=64))
+    library = engine._lib
+    decode = library.llama_decode
+
+    def interrupted(*args: object) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return int(decode(*args))
+
+    monkeypatch.setattr(library, "llama_decode", interrupted)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        engine.eval([2, 3, 4], 1)
+        assert heard == [signal.SIGINT]  # the handler of the caller, whatever it is
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        engine.eval([5], 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        engine.eval([6, 7], 1)
+    assert engine.n_past == 6
+    engine.close()
+    model.close()

@@ -223,12 +223,12 @@ def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
 
 
 def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
-    from qdraft.engine.library import native
+    from qdraft.engine.devices import devices
 
-    if native().llama_supports_gpu_offload():
+    if any(device.takes_layers for device in devices()):
         pytest.skip("this build has a GPU")
     for params in (EngineParams(n_gpu_layers=3), EngineParams(tensor_split=(1.0,))):
-        with pytest.raises(UsageError, match="no GPU support"):
+        with pytest.raises(UsageError, match="has no device for them"):
             Pair(source_file, None, params)
 
 

@@ -18,6 +18,7 @@ from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
 from qdraft.decode import decode
 from qdraft.drafters.base import NoDrafter
 from qdraft.drafters.model import ModelDrafter
+from qdraft.metrics import summarize
 from qdraft.testing import FakeCourier, FakeEngine, LogitsFn
 from qdraft.types import Round, SamplingParams
 
@@ -58,6 +59,7 @@ class Machine:
     c: float
     noise: float = 0.03
     read: float = 0.0  # of a token of the prompt; with it the draft keeps its own cells
+    setup: float = 1.0  # times that the first decode of each width takes
 
     def generate(
         self,
@@ -83,7 +85,14 @@ class Machine:
             time = self.read * width if self.read and width > 20 else one
             return time * rng.lognormal(0, self.noise)
 
-        target.cost = lambda width: cost(self.v(width), width)
+        seen: set[int] = set()
+
+        def decode_cost(width: int) -> float:
+            first = width not in seen
+            seen.add(width)
+            return cost(self.v(width) * (self.setup if first else 1.0), width)
+
+        target.cost = decode_cost
         draft.cost = lambda width: self.c * cost(1.0, width)
         drafter = ModelDrafter(draft, 8, None if self.read else FakeCourier(target, draft))
         return list(
@@ -327,6 +336,21 @@ def test_one_disturbed_measurement_is_not_forever() -> None:
     costs = CostTable(1.0, {"model": 6.0}, {3: 1.04})
     rounds = Machine(flat, 0.1).generate(CostAwareSchedule(8, costs), lambda n: 0.1, GREEDY, n=1500)
     assert speed([r for r in rounds if r.n_context > 700]) > 2
+
+
+def test_what_the_first_decode_of_a_width_sets_up_over_a_link_is_not_its_cost() -> None:
+    """Taken for it, widths look dear, and the target alone looks slower than it is."""
+    machine = Machine(lambda n: 1.5 if n > 1 else 1.0, 0.15, setup=4.0)
+    speeds, alone = [], []
+    for over_a_link in (True, False):
+        costs = CostTable(over_a_link=over_a_link)
+        rounds = machine.generate(CostAwareSchedule(8, costs), lambda n: 0.05, GREEDY, n=300)
+        speeds.append(speed(rounds))
+        alone.append(summarize(rounds, costs=costs).target_tokens_per_second)
+    assert speeds[0] > 1.5
+    assert alone[0] == pytest.approx(1.0, rel=0.05)
+    assert alone[1] is not None
+    assert alone[1] < 0.95
 
 
 @pytest.mark.parametrize("p_min", [0.0, 1.0])

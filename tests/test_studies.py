@@ -15,6 +15,7 @@ from qdraft.cli import bench as cli_bench
 from qdraft.cli import compare as cli_compare
 from qdraft.core.costmodel import expected_tokens
 from qdraft.core.costs import CostTable
+from qdraft.engine.params import EngineParams
 from qdraft.errors import EngineError, UsageError
 from qdraft.registry import TUNED
 from qdraft.render import bench as bench_view
@@ -34,7 +35,7 @@ from qdraft.study.statistics import Ratio
 from qdraft.study.tune import Tried
 from qdraft.study.work import KINDS, Task, built_in, read_tasks
 from qdraft.testing import FakeEngine, FakeVocab
-from qdraft.types import DecodeParams, EngineParams, SamplingParams
+from qdraft.types import DecodeParams, SamplingParams
 
 
 def sample(

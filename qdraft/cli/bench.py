@@ -10,6 +10,7 @@ import typer
 
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
+from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, open_models
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
@@ -47,6 +48,7 @@ IgnoreEos = Annotated[
 ]
 
 
+@takes_machine
 def bench(
     target: opt.Target = None,
     draft: opt.DraftFile = None,
@@ -70,15 +72,7 @@ def bench(
     verify: opt.Verify = "block",
     share_kv: opt.ShareKv = "auto",
     ctx_size: opt.CtxSize = 2048,
-    gpu_layers: opt.GpuLayers = "auto",
-    gpu_layers_draft: opt.GpuLayersDraft = "auto",
-    main_gpu: opt.MainGpu = 0,
-    tensor_split: opt.TensorSplit = None,
-    threads: opt.Threads = 0,
-    threads_batch: opt.ThreadsBatch = 0,
-    cache_type_k: opt.CacheTypeK = "f16",
-    cache_type_v: opt.CacheTypeV = "f16",
-    flash_attn: opt.FlashAttn = "auto",
+    machine: Machine = Machine(),  # noqa: B008 (frozen)
     output: study.OutputFormat = "table",
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -103,16 +97,11 @@ def bench(
         ),
     )  # fmt: skip
     models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)
-    engines = opt.engine_params(
-        ctx_size, None, gpu_layers, gpu_layers_draft, main_gpu, tensor_split, threads,
-        threads_batch, cache_type_k,
-        cache_type_v, flash_attn, 2048, None,
-    )  # fmt: skip
-    with open_models(models, *engines, quiet=quiet) as opened:
+    with open_models(models, *machine.engines(ctx_size), machine.servers, quiet=quiet) as opened:
         if opened.draft is None and drafter != "ngram":
             raise UsageError("there is no draft to measure", hint="-d, or --drafter ngram")
         found = work.run(opened, quiet=quiet)
-        about = {**study.about(opened, engines[0].n_threads), **work.about()}
+        about = {**study.about(opened, machine.threads), **work.about()}
     show_study(
         "qdraft bench", view.sheets(found), view.pictures(found), view.report(found, about),
         found.doubts, [found.verdict], shown, about,

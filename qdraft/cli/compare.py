@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from qdraft.calibration import evaluation_text
+from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
+from qdraft.engine.params import EngineParams
+from qdraft.engine.remote import parse_servers
 from qdraft.errors import UsageError
 from qdraft.machine import described
 from qdraft.render import compare as view
@@ -19,7 +22,6 @@ from qdraft.render.progress import Bars
 from qdraft.study.compare import Plan
 from qdraft.study.compare import compare as measure
 from qdraft.study.ladder import Comparison, Measured, conclude
-from qdraft.types import EngineParams
 
 _TEXT, _TYPES = "Text", "Types made on the fly"
 
@@ -61,11 +63,13 @@ def compare(
     n_predict: NPredict = 32,
     matrix: Matrix = None,
     no_matrix: NoMatrix = False,
-    threads: opt.Threads = 0,
-    cache_type_k: opt.CacheTypeK = "f16",
-    cache_type_v: opt.CacheTypeV = "f16",
-    flash_attn: opt.FlashAttn = "auto",
-    gpu_layers: opt.GpuLayers = "auto",
+    threads: mach.Threads = 0,
+    cache_type_k: mach.CacheTypeK = "f16",
+    cache_type_v: mach.CacheTypeV = "f16",
+    flash_attn: mach.FlashAttn = "auto",
+    gpu_layers: mach.GpuLayers = "auto",
+    device: mach.DeviceNames = None,
+    rpc: mach.Rpc = None,
     again: Again = False,
     output: study.OutputFormat = "table",
     as_json: opt.Json = False,
@@ -93,9 +97,11 @@ def compare(
         with_imatrix=not no_matrix,
         params=EngineParams(
             n_threads=threads, cache_type_k=cache_type_k, cache_type_v=cache_type_v,
-            flash_attn=flash_attn, n_gpu_layers=opt.parse_gpu_layers(gpu_layers, "--gpu-layers"),
+            flash_attn=flash_attn, n_gpu_layers=mach.parse_gpu_layers(gpu_layers, "--gpu-layers"),
+            devices=mach.parse_devices(device),
         ),
         again=again,
+        servers=parse_servers(rpc),
     )  # fmt: skip
     found = _run(plan, quiet=quiet)
     about = {

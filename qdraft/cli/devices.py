@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from qdraft.cli import options as opt
+from qdraft.cli.machine_options import Rpc
 from qdraft.engine.devices import build
 from qdraft.engine.devices import devices as found_devices
+from qdraft.engine.remote import connect, parse_servers
 from qdraft.render.console import show_json, table_console
 from qdraft.render.devices import devices_view, gpu_hints
 
 
-def devices(as_json: opt.Json = False) -> None:
+def devices(rpc: Rpc = None, as_json: opt.Json = False) -> None:
     """Show the build of llama-cpp-python, the CPU's features and the devices it can use."""
+    connect(parse_servers(rpc))
     made, found = build(), found_devices()
     if as_json:
         show_json({"build": made, "devices": found})

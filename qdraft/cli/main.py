@@ -20,7 +20,9 @@ from qdraft.cli.explain import explain
 from qdraft.cli.inspect import inspect
 from qdraft.cli.make import make
 from qdraft.cli.pair_command import PairCommand
+from qdraft.cli.plan import plan
 from qdraft.cli.replay import replay
+from qdraft.cli.rpc_server import rpc_server
 from qdraft.cli.run import INTERRUPTED, run
 from qdraft.cli.tune import tune
 from qdraft.errors import QDraftError
@@ -43,6 +45,8 @@ app.command()(replay)
 app.command()(explain)
 app.command()(inspect)
 app.command()(devices)
+app.command(cls=PairCommand)(plan)
+app.command("rpc-server")(rpc_server)
 app.add_typer(models.app)
 
 

@@ -14,7 +14,9 @@ import typer
 from qdraft import models_file as file_of_models
 from qdraft import registry
 from qdraft.calibration import MAX_WRITTEN
+from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
+from qdraft.engine.params import EngineParams
 from qdraft.engine.quantize import Planned, Recipe, plan
 from qdraft.errors import PairError, UsageError
 from qdraft.gguf.facts import Facts, require_model
@@ -23,7 +25,6 @@ from qdraft.render.console import show_json, talk_console
 from qdraft.render.made import ladder_view, made_view, planned_view
 from qdraft.render.progress import Bars
 from qdraft.study.search import Rung
-from qdraft.types import EngineParams
 
 _DRAFT, _MATRIX = "Draft", "Importance matrix"
 
@@ -110,7 +111,7 @@ def make(
     no_matrix: NoMatrix = False,
     calibration: Calibration = None,
     written: Written = None,
-    threads: opt.Threads = 0,
+    threads: mach.Threads = 0,
     models_file: opt.ModelsFile = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft import registry
 from qdraft.engine.library import default_threads, overload
+from qdraft.engine.params import EngineParams
 from qdraft.errors import UsageError
 from qdraft.pair import SHARE_KV, Pair
+from qdraft.plan.fitting import open_fitting
 from qdraft.registry import Entry
 from qdraft.render.progress import Bars
 from qdraft.source import materialize
-from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,12 @@ def files_of(
 
 
 def open_models(
-    models: Models, engine: EngineParams, draft_engine: EngineParams, *, quiet: bool
+    models: Models,
+    engine: EngineParams,
+    draft_engine: EngineParams,
+    servers: Sequence[str] = (),
+    *,
+    quiet: bool,
 ) -> Pair:
     """Build what is not built yet, load, and prove that the two belong together."""
     if busy := overload():
@@ -77,11 +84,12 @@ def open_models(
     with Bars(quiet=quiet) as bars:
         entry = entry_of(models)
         target, draft = files_of(models, entry, engine.n_threads, bars)
-        return Pair(
+        return open_fitting(
             target,
             draft,
             engine,
             draft_params=draft_engine,
+            servers=servers,
             share_kv=models.share_kv,
             template=registry.template_of(entry),
             progress=bars.loading,

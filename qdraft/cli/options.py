@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from qdraft.errors import UsageError
-from qdraft.types import ALL_LAYERS, EngineParams
 
 _MODELS, _TEXT, _SAMPLING = "Models", "Prompt and text", "Sampling"
-_DRAFTING, _MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
+_DRAFTING, MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
 
 
 def option(panel: str, *names: str, help: str, default: str | None = None, **kw: Any) -> Any:
@@ -133,40 +131,17 @@ Exact = Annotated[
 CtxSize = Annotated[
     int | None,
     option(
-        _MACHINE, "-c", "--ctx-size",
+        MACHINE, "-c", "--ctx-size",
         help="Context in tokens; 0 is the model's own.", default="4096, or the model's if less",
     ),
 ]  # fmt: skip
 CtxSizeDraft = Annotated[
-    int | None, option(_MACHINE, "-cd", "--ctx-size-draft", help="The draft's.", default="as -c")
+    int | None, option(MACHINE, "-cd", "--ctx-size-draft", help="The draft's.", default="as -c")
 ]
-GpuLayers = Annotated[
-    str,
-    option(_MACHINE, "-ngl", "--gpu-layers", help="Target layers on the GPU: number, all, auto."),
-]
-GpuLayersDraft = Annotated[
-    str, option(_MACHINE, "-ngld", "--gpu-layers-draft", help="The same for the draft.")
-]
-MainGpu = Annotated[int, option(_MACHINE, "-mg", "--main-gpu", help="The main GPU.")]
-TensorSplit = Annotated[
-    str | None, option(_MACHINE, "-ts", "--tensor-split", help="Shares of the GPUs, as 3,1.")
-]
-Threads = Annotated[
-    int, option(_MACHINE, "-t", "--threads", help="0 is the physical cores allowed here.")
-]
-ThreadsBatch = Annotated[
-    int,
-    option(
-        _MACHINE, "-tb", "--threads-batch", help="Threads for batches (prompt, verify); 0 is as -t."
-    ),
-]
-CacheTypeK = Annotated[str, option(_MACHINE, "-ctk", "--cache-type-k", help="Type of the K cache.")]
-CacheTypeV = Annotated[str, option(_MACHINE, "-ctv", "--cache-type-v", help="Type of the V cache.")]
-FlashAttn = Annotated[str, option(_MACHINE, "-fa", "--flash-attn", help="auto, on or off.")]
-BatchSize = Annotated[int, option(_MACHINE, "-b", "--batch-size", help="Logical batch.")]
+BatchSize = Annotated[int, option(MACHINE, "-b", "--batch-size", help="Logical batch.")]
 UbatchSize = Annotated[
     int | None,
-    option(_MACHINE, "-ub", "--ubatch-size", help="Physical batch.", default="512, or -b if less"),
+    option(MACHINE, "-ub", "--ubatch-size", help="Physical batch.", default="512, or -b if less"),
 ]
 
 Json = Annotated[bool, option(_OUTPUT, "--json", help="One JSON object on stdout.")]
@@ -213,62 +188,6 @@ def _text_of(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text") from error
     return text.replace("\r\n", "\n").removesuffix("\n")
-
-
-def engine_params(
-    ctx_size: int | None,
-    ctx_size_draft: int | None,
-    gpu_layers: str,
-    gpu_layers_draft: str,
-    main_gpu: int,
-    tensor_split: str | None,
-    threads: int,
-    threads_batch: int,
-    cache_type_k: str,
-    cache_type_v: str,
-    flash_attn: str,
-    batch_size: int,
-    ubatch_size: int | None,
-) -> tuple[EngineParams, EngineParams]:
-    """How target and draft are loaded."""
-    target = EngineParams(
-        n_ctx=ctx_size,
-        n_batch=batch_size,
-        n_ubatch=min(512, batch_size) if ubatch_size is None else ubatch_size,
-        n_threads=threads,
-        n_threads_batch=threads_batch,
-        n_gpu_layers=parse_gpu_layers(gpu_layers, "--gpu-layers"),
-        main_gpu=main_gpu,
-        tensor_split=parse_tensor_split(tensor_split),
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        flash_attn=flash_attn,
-    )
-    draft = replace(
-        target,
-        n_ctx=ctx_size if ctx_size_draft is None else ctx_size_draft,
-        n_gpu_layers=parse_gpu_layers(gpu_layers_draft, "--gpu-layers-draft"),
-    )
-    return target, draft
-
-
-def parse_gpu_layers(text: str, option: str) -> int | None:
-    """None for auto, -1 for all, else the number."""
-    if text in ("auto", "all"):
-        return None if text == "auto" else ALL_LAYERS
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{option} is {text}, but must be a number, all or auto")
-    return int(text)
-
-
-def parse_tensor_split(text: str | None) -> tuple[float, ...]:
-    try:
-        parts = tuple(float(part) for part in re.split(r"[,/]", text)) if text else ()
-    except ValueError:
-        parts = (-1.0,)
-    if any(not 0 <= part < float("inf") for part in parts):
-        raise UsageError(f"--tensor-split is {text}, but must be numbers such as 3,1")
-    return parts
 
 
 def parse_logit_bias(items: list[str] | None) -> dict[int, float]:

@@ -12,7 +12,8 @@ from qdraft.registry import Entry
 
 # Options of a draft model, which --no-draft and --drafter ngram do not go together with, and
 # those that say how drafting is done: given one of these, the entry's others do not stand.
-_OF_DRAFT = ("share-kv", "gpu-layers-draft")
+_OF_DRAFT = ("share-kv", "gpu-layers-draft", "device-draft", "override-tensor-draft",
+             "cache-type-k-draft", "cache-type-v-draft")  # fmt: skip
 _HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verify")
 
 

@@ -9,11 +9,13 @@ import typer
 
 from qdraft.check import Check
 from qdraft.cli import options as opt
+from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, open_models
 from qdraft.errors import QDraftError, UsageError
 from qdraft.generation import Generation
 from qdraft.pair import Pair
 from qdraft.render.console import TextStream, show_json, talk_console
+from qdraft.render.placed import placed_view
 from qdraft.render.report import run_report
 from qdraft.render.summary import check_view, summary_view
 from qdraft.types import DecodeParams, SamplingParams
@@ -21,6 +23,7 @@ from qdraft.types import DecodeParams, SamplingParams
 INTERRUPTED = 130
 
 
+@takes_machine
 def run(
     target: opt.Target = None,
     draft: opt.DraftFile = None,
@@ -53,15 +56,7 @@ def run(
     exact: opt.Exact = False,
     ctx_size: opt.CtxSize = None,
     ctx_size_draft: opt.CtxSizeDraft = None,
-    gpu_layers: opt.GpuLayers = "auto",
-    gpu_layers_draft: opt.GpuLayersDraft = "auto",
-    main_gpu: opt.MainGpu = 0,
-    tensor_split: opt.TensorSplit = None,
-    threads: opt.Threads = 0,
-    threads_batch: opt.ThreadsBatch = 0,
-    cache_type_k: opt.CacheTypeK = "f16",
-    cache_type_v: opt.CacheTypeV = "f16",
-    flash_attn: opt.FlashAttn = "auto",
+    machine: Machine = Machine(),  # noqa: B008 (frozen)
     batch_size: opt.BatchSize = 2048,
     ubatch_size: opt.UbatchSize = None,
     as_json: opt.Json = False,
@@ -101,19 +96,16 @@ def run(
     )
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose, color=color, check=check)
     models = Models(target, draft, pair, models_file, no_draft, drafter == "ngram", share_kv)
-    of_draft = (ctx_size_draft, gpu_layers_draft, share_kv)
-    if drafter == "ngram" and of_draft != (None, "auto", "auto"):
+    of_draft = (ctx_size_draft, machine.of_draft, share_kv)
+    if drafter == "ngram" and of_draft != (None, False, "auto"):
         raise UsageError("--drafter ngram and options of a draft model do not go together")
     drafting = (*of_draft, n_draft, p_min, verify, draft_policy, drafter, exact)
-    plain = (None, "auto", "auto", None, None, "block", "auto", "model", False)
+    plain = (None, False, "auto", None, None, "block", "auto", "model", False)
     if no_draft and drafting != plain:
         raise UsageError("--no-draft and options of the draft do not go together")
-    engine, draft_engine = opt.engine_params(
-        ctx_size, ctx_size_draft, gpu_layers, gpu_layers_draft, main_gpu, tensor_split,
-        threads, threads_batch, cache_type_k, cache_type_v, flash_attn, batch_size, ubatch_size,
-    )  # fmt: skip
+    engines = machine.engines(ctx_size, ctx_size_draft, batch_size, ubatch_size)
     text = opt.read_prompt(prompt, file)
-    with open_models(models, engine, draft_engine, quiet=quiet) as opened:
+    with open_models(models, *engines, machine.servers, quiet=quiet) as opened:
         if opened.draft is None and opened.can_draft and not no_draft and drafter == "model":
             params = replace(params, drafter="ngram")  # better than nothing, and it costs nothing
         generation = opened.generate(text, sampling, params, system=system, raw=raw)
@@ -174,6 +166,8 @@ def _show_figures(
         show_json(run_report(pair, generation, checked))
         return
     stream.end(generation.text)
+    if not output.quiet and (where := placed_view(pair)):
+        talk_console().print(where)
     if not output.quiet and generation.rounds:
         seed = None if greedy else generation.seed
         talk_console().print(

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qdraft.cli import options as opt
+from qdraft.cli.machine_options import Machine
 from qdraft.errors import UsageError
 from qdraft.machine import described
 from qdraft.pair import Pair
 from qdraft.registry import Entry
+from qdraft.render.placed import in_words
 from qdraft.study.replay import Costs
-from qdraft.types import EngineParams
 
 NPredictStudy = Annotated[
     int, opt.option("Prompt and text", "-n", "--n-predict", min=2, help="Most tokens of a text.")
@@ -68,20 +69,10 @@ def costs_with(known: Costs | None, c: float | None, v: str | None) -> Costs:
     return Costs(of_draft, parse_costs(v) if v else known.v if known else {})
 
 
-def engines_of(entry: Entry | None, threads: int) -> tuple[EngineParams, EngineParams, str]:
-    """How an entry has its files loaded: target, draft, and whether they share KV cells."""
-    told = entry.options if entry else {}
-
-    def number(name: str) -> int:
-        return int(told.get(name, 0))
-
-    engines = opt.engine_params(
-        2048, None, told.get("gpu-layers", "auto"), told.get("gpu-layers-draft", "auto"),
-        number("main-gpu"), told.get("tensor-split"), threads or number("threads"),
-        number("threads-batch"), told.get("cache-type-k", "f16"), told.get("cache-type-v", "f16"),
-        told.get("flash-attn", "auto"), 2048, None,
-    )  # fmt: skip
-    return *engines, told.get("share-kv", "auto")
+def machine_of(entry: Entry | None, threads: int) -> Machine:
+    """How an entry has its files loaded; ``threads`` wins where it is given."""
+    told = dict(entry.options if entry else {})
+    return Machine.of_entry({**told, "threads": str(threads)} if threads else told)
 
 
 def about(pair: Pair, n_threads: int) -> dict[str, Any]:
@@ -90,5 +81,6 @@ def about(pair: Pair, n_threads: int) -> dict[str, Any]:
         "target": asdict(pair.target),
         "draft": asdict(pair.draft) if pair.draft else None,
         "kv": asdict(pair.kv),
+        "placed": [in_words(placed) for placed in pair.placed],
         **described(n_threads),
     }

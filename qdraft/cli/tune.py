@@ -10,12 +10,16 @@ from typing import Annotated
 
 from qdraft import models_file as file_of_models
 from qdraft import registry
+from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.opening import Models, entry_of, files_of
 from qdraft.cli.studies import Shown, show_study
+from qdraft.engine.params import EngineParams
+from qdraft.engine.remote import connect
 from qdraft.errors import UsageError
 from qdraft.pair import Pair
+from qdraft.plan.fitting import open_fitting
 from qdraft.registry import Entry
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
@@ -24,7 +28,7 @@ from qdraft.study.settings import Setting, choose, try_settings
 from qdraft.study.trace import Trace, save
 from qdraft.study.tune import Tried, confirm, costs_of, record_pair, replay_ways, ways
 from qdraft.study.work import KINDS, Task, built_in
-from qdraft.types import EngineParams, SamplingParams
+from qdraft.types import SamplingParams
 
 _TUNING = "Tuning"
 
@@ -51,7 +55,7 @@ def tune(
     top_k: opt.TopK = 40,
     top_p: opt.TopP = 0.95,
     min_p: opt.MinP = 0.05,
-    threads: opt.Threads = 0,
+    threads: mach.Threads = 0,
     record: Record = None,
     n_confirmed: Confirm = 3,
     no_settings: NoSettings = False,
@@ -72,12 +76,15 @@ def tune(
     models = Models(target, draft, pair, models_file, False, False)
     sampling = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     entry = entry_of(models)
+    machine = study.machine_of(entry, threads)
+    share_kv = entry.options.get("share-kv", "auto") if entry else "auto"
+    connect(machine.servers)
     with Bars(quiet=quiet) as bars:
         files = files_of(models, entry, threads, bars)
         if files[1] is None:
             raise UsageError("there is no draft to tune", hint="qdraft make makes one")
         work = Work(
-            files[0], *study.engines_of(entry, threads), registry.template_of(entry), sampling,
+            files[0], *machine.engines(2048), share_kv, registry.template_of(entry), sampling,
             n_predict, bars,
         )  # fmt: skip
         others = [] if draft else _other_drafts(files, models_file)
@@ -152,9 +159,9 @@ class Work:
     def _open(self, draft: Path, params: EngineParams) -> Pair:
         threads = (params.n_threads, params.n_threads_batch)
         draft_params = replace(self.draft_params, n_threads=threads[0], n_threads_batch=threads[1])
-        return Pair(
+        return open_fitting(
             self.target, draft, params, draft_params=draft_params, share_kv=self.share_kv,
-            template=self.template, progress=self.bars.loading,
+            template=self.template, keep_draft=True, progress=self.bars.loading,
         )  # fmt: skip
 
     def try_settings(self, found: Recorded) -> list[Setting]:

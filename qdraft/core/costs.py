@@ -36,8 +36,15 @@ class CostTable:
         target_s: float | None = None,
         c: Mapping[str, float] | None = None,
         v: Mapping[int, float] | None = None,
+        *,
+        over_a_link: bool = False,
     ) -> None:
-        """Start from the medians of earlier runs, as ``medians`` gives them."""
+        """Start from the medians of earlier runs, as ``medians`` gives them.
+
+        ``over_a_link``: a part of the target is on another machine.
+        """
+        self.over_a_link = over_a_link
+        self.setup = False  # was the last round the first of its width over a link?
         self._target: deque[float] = deque([target_s] if target_s else [], maxlen=_N_ALONE)
         self._c: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
         self._v: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_N_TIMES))
@@ -54,6 +61,7 @@ class CostTable:
         self._n_rounds = 0
         self._drafted_last = False
         self._measured_at = dict.fromkeys(self._kept_v, _KEPT_FOR - _FRESH)
+        self._seen: set[int] = set()  # widths that were decoded since the model was loaded
         self._settled_at: dict[int | str, int] = {}  # by width and source: among other drafts
 
     def add(self, round: Round) -> None:
@@ -62,6 +70,9 @@ class CostTable:
         among_others, self._drafted_last = self._drafted_last, bool(round.n_draft)
         self._n_rounds += 1
         self._v_of.clear()
+        self.setup = self._is_setup(round.n_draft + 1)
+        if self.setup:
+            return
         if not round.n_draft:
             self._target.append(verify_s)
             self._target_s = median(self._target)
@@ -78,6 +89,15 @@ class CostTable:
             if self._counts(source, among_others):
                 self._c[source].append(ratio)
                 self._c_mid[source] = median(self._c[source])
+
+    def _is_setup(self, width: int) -> bool:
+        """Is this the first decode of its width, over a link?
+
+        It lays out what the later ones reuse, in messages and answers of its own.
+        """
+        first = width not in self._seen
+        self._seen.add(width)
+        return first and self.over_a_link
 
     def _counts(self, what: int | str, among_others: bool) -> bool:
         """Is a time of this width or source to be taken in?"""
@@ -228,9 +248,10 @@ class RecentLoss:
         self.debt = 0.0
 
     def add(self, round: Round, costs: CostTable) -> None:
-        """Take in a round. Reading the prompt is no loss of the draft that first needed it."""
+        """Take in a round. Reading the prompt is no loss of the draft that first needed it, nor is
+        what the first decode of a width sets up over a link."""
         target_s = costs.target_s
-        if target_s is None:
+        if target_s is None or costs.setup:
             return
         grown = self._limit + self._max_loss * round.n_emitted
         self._limit = min(grown, self._max_loss * self._N_TOKENS)

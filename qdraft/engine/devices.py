@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from qdraft.engine.ggml import function
 from qdraft.engine.library import build_id, cpu_name, default_threads, library_version, native
+from qdraft.engine.lifeline import LIFELINE
 from qdraft.errors import EngineError
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # ggml_backend_dev_type
+_RPC = "RPC"  # what ggml calls the backend of servers on other machines
 _CPU_FEATURES = (
     "sse3", "ssse3", "avx", "avx_vnni", "avx2", "avx512", "avx512_vbmi", "avx512_vnni",
     "avx512_bf16", "amx_int8", "bmi2", "f16c", "fma", "neon", "arm_fma", "fp16_va", "dotprod",
     "matmul_int8", "sve", "sme", "riscv_v", "vsx", "wasm_simd", "llamafile",
 )  # fmt: skip
 
+_pointer, _text = ctypes.c_void_p, ctypes.c_char_p
+_size = ctypes.POINTER(ctypes.c_size_t)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of ggml, with its memory in bytes (0 where it does not tell)."""
+    """One device of ggml, with its memory in bytes (0 where it does not tell).
+
+    ``remote`` is True for one of an RPC server; its description is then HOST:PORT.
+    """
 
     name: str
     description: str
     kind: str
+    remote: bool
     free: int
     total: int
+
+    @property
+    def takes_layers(self) -> bool:
+        """True for whatever layers can be moved to: not the CPU, nor what only helps it."""
+        return self.kind in ("gpu", "igpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The build of llama-cpp-python, and what it was built to use."""
+    """The build of llama-cpp-python, and what it can use: a GPU of this machine, RPC servers."""
 
     library: str
     build: str
@@ -43,82 +56,87 @@ class Build:
     threads: int
 
 
-def ggml(name: str) -> ctypes.CDLL:
-    """One of the ggml libraries that stand beside libllama (ggml, ggml-base, ggml-cpu).
-
-    Raises EngineError where there is none.
-    """
-    folder = Path(native().llama_cpp._lib._name).parent
-    for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll", f"lib{name}.so.*"):
-        for path in sorted(folder.glob(pattern)):
-            return ctypes.CDLL(str(path))
-    raise EngineError(f"no {name} library stands beside {native().llama_cpp._lib._name}")
-
-
 def devices() -> list[Device]:
-    """All devices of this build, in ggml's order: the CPU, GPUs, RPC servers that were added."""
-    api = _api()
-    found = []
-    for i in range(api.count()):
-        device = api.get(i)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        api.memory(device, ctypes.byref(free), ctypes.byref(total))
-        kind = api.kind(device)
-        found.append(
-            Device(
-                api.name(device).decode("utf-8", "replace"),
-                api.description(device).decode("utf-8", "replace"),
-                KINDS[kind] if kind < len(KINDS) else "other",
-                free.value,
-                total.value,
-            )
-        )
+    """All devices of this build, in ggml's order: GPUs, the CPU, RPC servers that were added.
+
+    Raises ServerError for a server that does not answer any more.
+    """
+    get = function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
+    count = function("ggml_backend_dev_count", ctypes.c_size_t)
+    return [_told(get(i)) for i in range(count())]
+
+
+def offload_devices() -> list[Device]:
+    """The devices that layers are moved to where none are named, in the order llama.cpp uses."""
+    found = [device for device in devices() if device.takes_layers]
+    local = [device for device in found if device.kind == "gpu" and not device.remote]
+    integrated = [device for device in found if device.kind == "igpu"]
+    return [*(device for device in found if device.remote), *(local or integrated)]
+
+
+def device_pointer(name: str) -> int | None:
+    """ggml's device of this name; None where there is none."""
+    found = function("ggml_backend_dev_by_name", _pointer, _text)(name.encode())
+    return int(found) if found else None
+
+
+def buffer_types() -> dict[str, int]:
+    """Where tensors can be put: ggml's buffer types, by their own names and those of devices."""
+    of_device = function("ggml_backend_dev_buffer_type", _pointer, _pointer)
+    name_of = function("ggml_backend_buft_name", _text, _pointer)
+    found: dict[str, int] = {}
+    for device in devices():
+        if kind := LIFELINE.call(of_device, device_pointer(device.name)):
+            found[device.name] = found[name_of(kind).decode("utf-8", "replace")] = kind
     return found
+
+
+def free_memory() -> int:
+    """Bytes of this machine's own memory that programs can still take."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass  # not Linux: ggml's own figure
+    return next((one.free for one in devices() if one.kind == "cpu"), 0)
+
+
+def _told(device: int) -> Device:
+    """What ggml tells of a device."""
+
+    def told(what: str) -> str:
+        text: bytes = function(f"ggml_backend_{what}", _text, _pointer)(device)
+        return text.decode("utf-8", "replace")
+
+    kind = function("ggml_backend_dev_type", ctypes.c_int, _pointer)(device)
+    registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
+    backend: bytes = function("ggml_backend_reg_name", _text, _pointer)(registry)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    memory = function("ggml_backend_dev_memory", None, _pointer, _size, _size)
+    LIFELINE.call(memory, device, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        told("dev_name"), told("dev_description"), KINDS[kind] if kind < len(KINDS) else "other",
+        backend.startswith(_RPC.encode()), free.value, total.value,
+    )  # fmt: skip
 
 
 def build() -> Build:
     """What this build is."""
     lib = native()
-    cpu = ggml("ggml-cpu")
-    asked = ((name, getattr(cpu, f"ggml_cpu_has_{name}", None)) for name in _CPU_FEATURES)
     return Build(
         library=f"llama-cpp-python {library_version()}",
         build=build_id(),
-        gpu_offload=bool(lib.llama_supports_gpu_offload()),
+        gpu_offload=any(one.takes_layers and not one.remote for one in devices()),
         rpc=bool(lib.llama_supports_rpc()),
         cpu=cpu_name(),
-        cpu_features=tuple(name for name, has in asked if has is not None and has()),
+        cpu_features=tuple(name for name in _CPU_FEATURES if _cpu_has(name)),
         threads=default_threads(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Api:
-    """ggml's device functions, with their types."""
-
-    count: Any
-    get: Any
-    name: Any
-    description: Any
-    kind: Any
-    memory: Any
-
-
-@lru_cache(maxsize=1)
-def _api() -> _Api:
-    top, base = ggml("ggml"), ggml("ggml-base")
-    pointer, size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-
-    def bound(lib: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
-        function = getattr(lib, f"ggml_backend_dev_{name}")
-        function.restype, function.argtypes = result, list(arguments)
-        return function
-
-    return _Api(
-        bound(top, "count", ctypes.c_size_t),
-        bound(top, "get", pointer, ctypes.c_size_t),
-        bound(base, "name", ctypes.c_char_p, pointer),
-        bound(base, "description", ctypes.c_char_p, pointer),
-        bound(base, "type", ctypes.c_int, pointer),
-        bound(base, "memory", None, pointer, size, size),
-    )
+def _cpu_has(feature: str) -> bool:
+    try:
+        return bool(function(f"ggml_cpu_has_{feature}", ctypes.c_int)())
+    except EngineError:  # of another kind of CPU than this build is for
+        return False

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.engine.devices import ggml
+from qdraft.engine.ggml import function
 from qdraft.engine.library import (
     default_threads,
     forget_errors,
@@ -24,10 +24,10 @@ from qdraft.engine.library import (
     native_error,
 )
 from qdraft.engine.llama import LlamaModel
+from qdraft.engine.params import EngineParams
 from qdraft.engine.quantize import Progress
 from qdraft.errors import EngineError
 from qdraft.gguf.imatrix import ImportanceMatrix
-from qdraft.types import EngineParams
 
 CHUNK = 512  # tokens that are read as one text
 _STEP = 128  # tokens a decode: every one of them gets a row of logits, which is memory
@@ -60,16 +60,11 @@ class _Ggml:
     """The few functions of ggml that the collector needs, bound once."""
 
     def __init__(self) -> None:
-        lib = ggml("ggml-base")
-        self.name = lib.ggml_get_name
-        self.name.restype, self.name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-        self.n_bytes = lib.ggml_nbytes
-        self.n_bytes.restype, self.n_bytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
-        self.get = lib.ggml_backend_tensor_get
-        self.get.restype = None
-        self.get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-        op_name = lib.ggml_op_name
-        op_name.restype, op_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self.name = function("ggml_get_name", ctypes.c_char_p, pointer)
+        self.n_bytes = function("ggml_nbytes", size, pointer)
+        self.get = function("ggml_backend_tensor_get", None, pointer, pointer, size, size)
+        op_name = function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
         ops = {op_name(op): op for op in range(80)}
         self.mul_mat, self.mul_mat_id = ops[b"MUL_MAT"], ops[b"MUL_MAT_ID"]
 

@@ -21,6 +21,7 @@ log = logging.getLogger("qdraft.llama.cpp")
 
 _ERROR, _CONTINUED = 4, 5  # of ggml.h; the binding's own table has them wrong
 _errors: list[str] = []
+_listeners: list[list[str]] = []
 _keep: list[Any] = []  # callbacks that native code holds must not be collected
 
 
@@ -55,6 +56,8 @@ def _route_log(llama_cpp: Any) -> None:
         line.clear()
         if level == _ERROR and message:
             _errors.append(message)
+        for heard in _listeners:
+            heard.append(message)
         log.debug("%s", message)
 
     callback = llama_cpp.llama_log_callback(receive)
@@ -67,20 +70,31 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C during a native call that calls back into Python.
 
     There the interrupt would be raised inside the callback, reported and lost. Here it sets a
-    flag, which the yielded function tells, and is raised when the call has returned. Only the
-    main thread hears signals: elsewhere this changes nothing.
+    flag, which the yielded function tells, and goes to its handler when the call has returned. Only
+    the main thread hears signals: elsewhere, and where they are ignored, this changes nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield lambda: False
         return
     heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
         yield lambda: bool(heard)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     if heard:
-        raise KeyboardInterrupt
+        handler(heard[0], None)
+
+
+@contextmanager
+def listening(lines: list[str]) -> Iterator[None]:
+    """Meanwhile llama.cpp's log lines are added to ``lines``, whatever their level."""
+    _listeners.append(lines)
+    try:
+        yield
+    finally:
+        _listeners.remove(lines)
 
 
 def native_error() -> str:

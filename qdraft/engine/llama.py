@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.engine.devices import devices
 from qdraft.engine.library import (
     default_threads,
     forget_errors,
     interruptible,
-    native,
+    listening,
     native_error,
 )
+from qdraft.engine.params import EngineParams
+from qdraft.engine.placing import Placed, place, read_back
+from qdraft.engine.remote import device_library, keep_alive
 from qdraft.engine.vocab import LlamaVocab
-from qdraft.errors import ContextError, EngineError, ModelFileError, RollbackError, UsageError
-from qdraft.types import ALL_LAYERS, MAX_N_DRAFT, EngineParams
+from qdraft.errors import (
+    ContextError,
+    DeviceMemoryError,
+    EngineError,
+    ModelFileError,
+    RollbackError,
+    ServerError,
+)
+from qdraft.types import MAX_N_DRAFT
 
 LoadProgress = Callable[[float], None]
 
 DEFAULT_N_CTX = 4096
+_SHORT = re.compile(r"(unable|failed) to allocate|out of memory|alloc\w* failed", re.IGNORECASE)
+_LESS = "fewer layers (-ngl, -ngld), a smaller context (-c) or cache type (-ctk, -ctv) take less"
 
 
 class LlamaModel:
@@ -37,27 +52,29 @@ class LlamaModel:
         params: EngineParams,
         *,
         extra_buffers: bool = False,
+        dry: bool = False,
         progress: LoadProgress | None = None,
     ) -> None:
         """Load ``path``; ``progress`` gets the share that is loaded, 0 to 1.
 
-        Raises UsageError for GPU options on a build without one, and ModelFileError with
-        llama.cpp's reason when loading fails. KeyboardInterrupt ends the loading.
+        ``dry`` loads no weights and allocates nothing: contexts on it tell sizes, and decode
+        nothing. Raises UsageError for devices that are not there, DeviceMemoryError where one has
+        no room, and ModelFileError with llama.cpp's reason when loading fails otherwise.
+        KeyboardInterrupt ends the loading.
         """
-        self._lib = lib = native()
-        self.path = path
-        self.placed = (params.n_gpu_layers, params.main_gpu, params.tensor_split)
+        self._lib = lib = device_library()
+        self.path, self.params = path, params
         native_params = lib.llama_model_default_params()
-        native_params.n_gpu_layers = gpu_layers(params)
-        native_params.main_gpu = params.main_gpu
+        kept = place(native_params, params)
         native_params.use_extra_bufts = extra_buffers
-        split = (ctypes.c_float * lib.llama_max_devices())(*params.tensor_split)
-        if params.tensor_split:
-            native_params.tensor_split = split
+        if dry:
+            native_params.no_alloc, native_params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
+        self.lines: list[str] = []  # what llama.cpp said while loading
         forget_errors()
-        with interruptible() as interrupted:
+        with interruptible() as interrupted, listening(self.lines):
 
             def report(share: float, _user_data: object) -> bool:
+                keep_alive()
                 if progress:
                     progress(share)
                 return not interrupted()
@@ -65,8 +82,9 @@ class LlamaModel:
             callback = lib.llama_progress_callback(report)
             native_params.progress_callback = callback
             self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+        del kept
         if not self._model:
-            raise ModelFileError(f"{path} does not load: {native_error()}")
+            raise _load_error(f"{path} does not load: {native_error()}", self.lines)
         self.vocab = LlamaVocab(self._model)
 
     @property
@@ -107,7 +125,8 @@ class LlamaModel:
     def close(self) -> None:
         if self._model:
             self.vocab.close()
-            self._lib.llama_model_free(self._model)
+            with suppress(ServerError):  # the memory of a lost server is lost with it
+                self._lib.llama_model_free(self._model)
             self._model = None
 
 
@@ -121,8 +140,8 @@ class LlamaEngine:
 
         ``n_rows`` is the most rows of logits of one eval. Raises EngineError on failure.
         """
-        self._lib = lib = native()
-        self._model = model
+        self._lib = lib = device_library()
+        self.model = model
         self.vocab = model.vocab
         n_threads = params.n_threads or default_threads()
         native_params = lib.llama_context_default_params()
@@ -141,17 +160,19 @@ class LlamaEngine:
         native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
         native_params.n_seq_max = 2  # the text, and the courier of engine/kv.py
         native_params.kv_unified = True
+        native_params.offload_kqv = params.kv_offload
         native_params.no_perf = True
+        lines: list[str] = []
         forget_errors()
-        with interruptible():
+        with interruptible(), listening(lines):
             self._context = lib.llama_init_from_model(model.native, native_params)
         if not self._context:
-            reason = native_error()
-            raise EngineError(
-                f"no context of {n_ctx} tokens for {model.path.name}: {reason}",
-                hint="a smaller context (-c) or cache type (--cache-type-k, -v) takes less memory",
-            )
+            words = f"no context of {n_ctx} tokens for {model.path.name}: {native_error()}"
+            raise DeviceMemoryError(words, hint=_LESS) if _is_short(lines) else EngineError(words)
+        keep_alive()
+        self.lines = [*model.lines, *lines]  # what llama.cpp said of the model and this context
         self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
+        self.n_threads = n_threads
         self._step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
         self._make_batch(self._step)
         self._n_past = 0
@@ -175,13 +196,18 @@ class LlamaEngine:
     def context(self) -> Any:
         """The llama_context pointer. Raises EngineError once it is closed."""
         if not self._context:
-            raise EngineError(f"the context of {self._model.path.name} is closed")
+            raise EngineError(f"the context of {self.model.path.name} is closed")
         return self._context
 
     @property
     def memory(self) -> Any:
         """The context's KV memory. Raises EngineError once it is closed."""
         return self._lib.llama_get_memory(self.context)
+
+    def use_threads(self, n: int) -> None:
+        """Decode with ``n`` threads from now on, batches too."""
+        self._lib.llama_set_n_threads(self.context, n, n)
+        self.n_threads = n
 
     def adopt(self, n_past: int) -> None:
         """The cache now holds ``n_past`` tokens, put there from outside."""
@@ -215,15 +241,16 @@ class LlamaEngine:
         self._wanted[:n] = 0
         self._wanted[n - logits : n] = 1
         forget_errors()
-        started = time.perf_counter()
-        status = self._lib.llama_decode(context, self._batch)
-        self._lib.llama_synchronize(context)
-        self.decode_s += time.perf_counter() - started
-        if status:
-            self._lib.llama_memory_seq_rm(self.memory, 0, self._n_past, -1)
-            reason = native_error()
-            raise EngineError(f"llama_decode returned {status} at {self._n_past}: {reason}")
-        self._n_past += n
+        with interruptible():  # llama.cpp may log, which is a callback
+            started = time.perf_counter()
+            status = self._lib.llama_decode(context, self._batch)
+            self._lib.llama_synchronize(context)
+            self.decode_s += time.perf_counter() - started
+            if status:
+                self._lib.llama_memory_seq_rm(self.memory, 0, self._n_past, -1)
+                reason = native_error()
+                raise EngineError(f"llama_decode returned {status} at {self._n_past}: {reason}")
+            self._n_past += n
 
     def truncate(self, n_past: int) -> None:
         if n_past == 0:
@@ -231,26 +258,27 @@ class LlamaEngine:
         elif n_past >= self._n_past:
             return
         elif not self._lib.llama_memory_seq_rm(self.memory, 0, n_past, -1):
-            name = self._model.path.name
+            name = self.model.path.name
             raise RollbackError(f"{name}: the cache cannot be cut to {n_past} tokens")
         self._n_past = n_past
 
     def close(self) -> None:
         if self._context:
             self._lib.llama_batch_free(self._batch)
-            self._lib.llama_free(self._context)
+            with suppress(ServerError):  # the memory of a lost server is lost with it
+                self._lib.llama_free(self._context)
             self._context = None
 
+    @property
+    def placed(self) -> Placed:
+        """Where the model and this context are, as llama.cpp told it."""
+        return read_back(self.lines, devices())
 
-def gpu_layers(params: EngineParams) -> int:
-    """n_gpu_layers for llama.cpp; raises UsageError where the build cannot do what is asked."""
-    lib = native()
-    asked = params.n_gpu_layers or params.main_gpu or params.tensor_split
-    if asked and not lib.llama_supports_gpu_offload():
-        raise UsageError(
-            "layers are asked for the GPU, but this build of llama-cpp-python has no GPU support",
-            hint="leave the GPU options out, or reinstall llama-cpp-python built for your GPU",
-        )
-    if len(params.tensor_split) > lib.llama_max_devices():
-        raise UsageError(f"tensor_split has more parts than the {lib.llama_max_devices()} devices")
-    return ALL_LAYERS if params.n_gpu_layers is None else params.n_gpu_layers
+
+def _load_error(words: str, lines: Sequence[str]) -> EngineError | ModelFileError:
+    return DeviceMemoryError(words, hint=_LESS) if _is_short(lines) else ModelFileError(words)
+
+
+def _is_short(lines: Sequence[str]) -> bool:
+    """Did memory run out, by what llama.cpp said?"""
+    return any(_SHORT.search(line) for line in lines)

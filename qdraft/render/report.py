@@ -9,6 +9,7 @@ from qdraft.check import Check
 from qdraft.engine.library import library_version
 from qdraft.generation import Generation
 from qdraft.pair import ModelInfo, Pair
+from qdraft.render.placed import placed_report
 from qdraft.types import Round
 
 
@@ -29,6 +30,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "target": _model(pair.target),
         "draft": _model(pair.draft) if pair.draft else None,
         "kv": dataclasses.asdict(pair.kv),
+        "placed": placed_report(pair),
         "exact": None if generation.exactness is None else dataclasses.asdict(generation.exactness),
         "library": f"llama-cpp-python {library_version()}",
     }

@@ -14,7 +14,9 @@ from qdraft.calibration import built_in_text, to_chunks
 from qdraft.engine.imatrix import collect
 from qdraft.engine.library import build_id, default_threads
 from qdraft.engine.llama import LlamaModel
+from qdraft.engine.params import EngineParams
 from qdraft.engine.quantize import Recipe, file_types, quantize
+from qdraft.engine.remote import connect
 from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import PairError, QDraftError, UsageError
 from qdraft.gguf.facts import Facts, require_model
@@ -23,10 +25,10 @@ from qdraft.gguf.pairing import compare as compare_files
 from qdraft.machine import described, facts_of, store_path
 from qdraft.make import held_out
 from qdraft.paths import cache_dir, new_file
+from qdraft.plan.fitting import fitted
 from qdraft.study.cell import Progress, run_cell
 from qdraft.study.ladder import Measured
 from qdraft.study.perplexity import chunks_of
-from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Plan:
     imatrix: Path | None = None
     with_imatrix: bool = True
     params: EngineParams = field(default_factory=EngineParams)
+    servers: tuple[str, ...] = ()  # RPC servers
     again: bool = False
 
 
@@ -63,10 +66,11 @@ def compare(
     kept, so that a comparison that was interrupted goes on where it was. Raises QDraftError for
     what concerns all of them; a rung that fails is yielded with its error.
     """
+    connect(plan.servers)
     facts = require_model(plan.reference)
     files = [_known(rung, facts) for rung in plan.rungs]
     params = plan.params
-    model = LlamaModel(facts.path, params)
+    model = LlamaModel(facts.path, params, dry=True)  # for its vocabulary
     try:
         vocab = model.vocab
         chunks = chunks_of(vocab.tokenize(plan.text), plan.n_ctx, plan.n_chunks, vocab.chunk_bos)
@@ -80,7 +84,7 @@ def compare(
     engine = {**asdict(params), "n_ctx": max(1024, plan.n_ctx)}
     task = {
         "do": "reference", "target": str(facts.path), "store": str(store), "chunks": chunks,
-        "params": engine,
+        "params": engine, "servers": plan.servers,
     }  # fmt: skip
     wanted = _Kept(store_path("compare", *key), plan.again or not store.exists())
     found = wanted.value
@@ -180,6 +184,7 @@ def _matrix(target: Path, path: Path, params: EngineParams, progress: Progress |
     """The importance matrix of the target over the built-in calibration text, made once."""
     if path.exists():
         return path
+    params = fitted(target, params)
     model = LlamaModel(target, params)
     try:
         vocab: LlamaVocab = model.vocab

@@ -13,9 +13,11 @@ from statistics import median
 from typing import Any
 
 from qdraft.engine.llama import LlamaEngine, LlamaModel
+from qdraft.engine.params import EngineParams
 from qdraft.engine.protocol import Engine
+from qdraft.engine.remote import connect
 from qdraft.errors import UsageError
-from qdraft.pair import Pair
+from qdraft.plan.fitting import fitted, open_fitting
 from qdraft.study import bench
 from qdraft.study.cell import Progress
 from qdraft.study.fold import fold
@@ -24,7 +26,7 @@ from qdraft.study.overlap import overlap
 from qdraft.study.perplexity import evaluate, rows_at_once
 from qdraft.study.search import best, measure_costs
 from qdraft.study.work import built_in
-from qdraft.types import DecodeParams, EngineParams, SamplingParams
+from qdraft.types import DecodeParams, SamplingParams
 
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
 _PROMPT = 256  # tokens of the prompt that is timed
@@ -93,7 +95,8 @@ def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
     temperatures: list[float] = task["temperatures"]
     texts: list[tuple[int, list[int]]] = task["texts"]
     params = _engine_params(task)
-    with Pair(Path(task["target"]), Path(task["draft"]), params) as pair:
+    files = Path(task["target"]), Path(task["draft"])
+    with open_fitting(*files, params, keep_draft=True) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
 
@@ -139,7 +142,7 @@ def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _open(path: str, task: dict[str, Any]) -> tuple[LlamaModel, LlamaEngine]:
-    params = _engine_params(task)
+    params = fitted(Path(path), _engine_params(task))
     model = LlamaModel(Path(path), params)
     try:
         rows = rows_at_once(model.vocab.n_tokens)
@@ -150,7 +153,8 @@ def _open(path: str, task: dict[str, Any]) -> tuple[LlamaModel, LlamaEngine]:
 
 
 def _engine_params(task: dict[str, Any]) -> EngineParams:
-    return EngineParams(**{**task["params"], "tensor_split": tuple(task["params"]["tensor_split"])})
+    connect(task["servers"])
+    return EngineParams.of_json(task["params"])
 
 
 def prompt_seconds(engine: Engine, tokens: Sequence[int]) -> float:

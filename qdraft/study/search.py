@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import median
 
 from qdraft.core.costmodel import speedup
+from qdraft.engine.params import EngineParams
 from qdraft.engine.protocol import Engine
 from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import QDraftError
-from qdraft.pair import Pair
+from qdraft.plan.fitting import open_fitting
 from qdraft.source import Progress
 from qdraft.study.overlap import Overlap, overlap
-from qdraft.types import EngineParams
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def try_recipes(
         path = folder / f"try-{i}.gguf"
         try:
             made = quantize(target, path, recipe, threads=threads)
-            with Pair(target, path, params) as pair:
+            with open_fitting(target, path, params, keep_draft=True) as pair:
                 assert pair.draft_engine
                 engines = (pair.target_engine, pair.draft_engine)
                 copy = pair.courier.copy if pair.courier else None

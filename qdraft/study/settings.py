@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft.engine.library import default_threads
+from qdraft.engine.params import EngineParams
 from qdraft.errors import QDraftError
-from qdraft.pair import Pair
+from qdraft.plan.fitting import open_fitting
 from qdraft.study.cell import Progress
 from qdraft.study.rung import seconds_of_one
 from qdraft.study.search import best, measure_costs
-from qdraft.types import EngineParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _measure(
     name: str, target: Path, draft: Path, params: EngineParams, alpha: float, *, same_output: bool
 ) -> Setting:
     try:
-        with Pair(target, draft, params) as pair:
+        with open_fitting(target, draft, params, keep_draft=True) as pair:
             assert pair.draft_engine
             c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
             target_s = seconds_of_one(pair.target_engine)

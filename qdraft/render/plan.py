@@ -1,0 +1,148 @@
+"""A plan, as tables and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from qdraft.engine.placing import CPU
+from qdraft.plan.plan import Plan
+from qdraft.plan.verified import Row
+from qdraft.render.sheet import Cell, Sheet, as_table
+from qdraft.render.summary import wrapped
+from qdraft.types import Share
+
+_GIB = 2**30
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """What each device needs, then the verdict."""
+    needs: tuple[tuple[Cell, ...], ...] = tuple(
+        (use.device, model, share.n_layers, *(_gib(x) for x in _sizes(share)))
+        for use in plan.uses
+        for model, share in (("target", use.target), ("draft", use.draft))
+        if share.total
+    )
+    room = tuple(
+        (use.device, use.description, _gib(use.free), _gib(use.margin), _gib(use.left))
+        for use in plan.uses
+    )
+    columns = ("device", "model", "layers", "weights", "KV", "work", "sum")
+    views = [
+        as_table(Sheet("Needed, GiB", columns, needs)),
+        as_table(Sheet("Room, GiB", ("device", "description", "free", "kept", "left"), room)),
+        *(text for label, words in _verdict(plan) for text in wrapped(label, words)),
+    ]
+    return Group(*views)
+
+
+def _sizes(share: Share) -> tuple[int, int, int, int]:
+    return share.weights, share.kv, share.compute, share.total
+
+
+def _gib(n_bytes: int) -> float:
+    return round(n_bytes / _GIB, 3)
+
+
+def _verdict(plan: Plan) -> list[tuple[str, str]]:
+    """Label and sentence, one after another."""
+    told: list[tuple[str, str]] = []
+    devices = [use for use in plan.uses if use.device != CPU]
+    n_layers = sum(use.target.n_layers for use in plan.uses)
+    on_devices = sum(use.target.n_layers for use in devices)
+    short = [use.device for use in plan.uses if use.left < 0]
+    if short:
+        told.append(("fit", f"does not fit {', '.join(short)}: a smaller context (-c), cache type "
+                            "(-ctk, -ctv) or file takes less"))  # fmt: skip
+    elif devices:
+        told.append(("fit", f"{on_devices} of {n_layers} layers of the target on devices"))
+    else:
+        told.append(("fit", "all on the CPU, where it fits"))
+    best = plan.choices[0]
+    if devices:
+        basis = f"memory of devices {plan.given.device_speed:g} times as fast as the CPU's"
+        told.append(("speed", f"about {best.speed:.1f} times the target on the CPU alone: "
+                              f"{_drafts(plan)}; assumed: {basis}"))  # fmt: skip
+        if best.draft is None and len(plan.choices) > 1:
+            told.append(("draft", "left out: its place is worth more to the target's layers "
+                                  f"(with it {plan.choices[1].speed:.1f} times)"))  # fmt: skip
+    told.append(("context", f"{plan.n_ctx} tokens; with these layers up to {plan.n_ctx_most} fit, "
+                            f"the model was trained on {plan.n_ctx_train}"))  # fmt: skip
+    if plan.smaller_draft:
+        kind, size = plan.smaller_draft
+        told.append(("hint", f"a draft of type {kind}, about {size / _GIB:.2f} GiB, would fit "
+                             f"whole: qdraft make {plan.target} --type {kind}"))  # fmt: skip
+    if plan.estimated:
+        told.append(("note", "no such device is here: its working memory is taken to be the CPU's"))
+    if run := options_of(plan):
+        told.append(("run", f"qdraft run {run}, which is what auto does"))
+    return told
+
+
+def _drafts(plan: Plan) -> str:
+    best = plan.choices[0]
+    if best.draft is None:
+        return "the target alone"
+    if best.n_draft == 0:
+        return "the draft is not expected to pay"
+    return (
+        f"drafts of {best.n_draft}, a draft token costs {best.c:.2f} target tokens, at an "
+        f"acceptance of {plan.given.alpha:g}"
+    )
+
+
+def options_of(plan: Plan) -> str:
+    """The options of qdraft run that place layers so; empty where there is no device to name."""
+    devices = [use for use in plan.uses if use.device != CPU]
+    if not devices or plan.estimated:
+        return ""
+    n_target = sum(use.target.n_layers for use in devices)
+    n_draft = sum(use.draft.n_layers for use in devices)
+    told = [f"-ngl {n_target}", "--no-draft" if plan.draft is None else f"-ngld {n_draft}"]
+    return " ".join(told)
+
+
+def plan_report(plan: Plan, rows: Sequence[Row] | None) -> dict[str, Any]:
+    """All of it for JSON; bytes."""
+    return {
+        "target": str(plan.target),
+        "draft": str(plan.draft) if plan.draft else None,
+        "fits": plan.fits,
+        "estimated": plan.estimated,
+        "n_ctx": plan.n_ctx,
+        "n_ctx_most": plan.n_ctx_most,
+        "devices": [{**asdict(use), "left": use.left} for use in plan.uses],
+        "choices": [asdict(choice) for choice in plan.choices],
+        "smaller_draft": plan.smaller_draft,
+        "given": asdict(plan.given),
+        "verified": None
+        if rows is None
+        else [{**asdict(row), "off": row.off, "agrees": row.agrees} for row in rows],
+    }
+
+
+def verified_view(rows: Sequence[Row]) -> RenderableType:
+    """The plan against llama.cpp's own figures."""
+    table = tuple(
+        (
+            row.device, row.model, row.kind, _gib(row.planned), _gib(row.told),
+            "mapped" if _inside(row) else f"{100 * row.off:.1f} %", "" if row.agrees else "differs",
+        )
+        for row in rows
+    )  # fmt: skip
+    columns = ("device", "model", "kind", "planned", "llama.cpp", "off", "")
+    views: list[RenderableType] = [as_table(Sheet("Loaded, GiB", columns, table))]
+    if any(map(_inside, rows)):
+        views += wrapped(
+            "note", "mapped: the stretch of the file from the first to the last tensor that the "
+            "CPU reads; only what it reads takes memory"
+        )  # fmt: skip
+    return Group(*views)
+
+
+def _inside(row: Row) -> bool:
+    """Is the stretch that is mapped more than what is needed of it?"""
+    return row.mapped > 0 and row.planned < 0.99 * row.told

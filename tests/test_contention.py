@@ -1,0 +1,60 @@
+"""Others use the processor: noticed, and answered with fewer threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from test_metrics import make
+
+from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft.core.contention import Contention
+
+
+def test_three_slow_decodes_in_a_row() -> None:
+    watch = Contention()
+    assert not any(
+        watch.add(make(0, 0, verify_s=s)) for s in (0.02, 0.021, 0.2, 0.2, 0.02, 0.2, 0.2)
+    )
+    assert watch.add(make(0, 0, verify_s=0.3))
+    assert watch.times_slower == pytest.approx(15)
+    assert not watch.add(make(0, 0, verify_s=0.3))  # it starts counting again
+
+
+def test_widths_are_not_compared_with_one_another() -> None:
+    watch = Contention()
+    watch.add(make(0, 0, verify_s=0.02))
+    assert not any(watch.add(make(8, 0, verify_s=0.5)) for _ in range(6))
+
+
+def test_what_earlier_runs_took_counts() -> None:
+    watch = Contention(0.02)
+    assert [watch.add(make(0, 0, verify_s=0.5)) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.real
+def test_the_threads_of_a_pair(
+    smollm2: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decodes of the target that stall: both engines go on with half the threads, the text too."""
+    monkeypatch.setattr(logging.getLogger("qdraft"), "propagate", True)
+    with Pair(*smollm2, EngineParams(n_ctx=512, n_threads=2)) as pair:
+        greedy, params = SamplingParams(temperature=0), DecodeParams(n_predict=40)
+        calm = pair.generate("Count to twenty.", greedy, params).read()
+        decode, n = pair.target_engine._decode, 0
+
+        def stalling(*args: object) -> None:
+            nonlocal n
+            n += 1
+            if 6 <= n < 14:
+                time.sleep(0.6)
+            decode(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(pair.target_engine, "_decode", stalling)
+        with caplog.at_level(logging.WARNING, logger="qdraft"):
+            text = pair.generate("Count to twenty.", greedy, params).read()
+        assert [engine.n_threads for engine in pair._engines] == [1, 1]
+        assert "threads from now on: 1" in caplog.text
+        assert text[:20] == calm[:20]

@@ -1,0 +1,82 @@
+"""Calls that survive that ggml aborts under them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from qdraft.engine.lifeline import Lifeline
+from qdraft.errors import ServerError
+
+
+@pytest.fixture
+def line() -> Lifeline:
+    made = Lifeline()
+    made.start(lambda callback: None)
+    return made
+
+
+def test_without_a_start_it_is_a_plain_call() -> None:
+    assert Lifeline().call(threading.get_ident) == threading.get_ident()
+
+
+def test_results_and_errors_come_back(line: Lifeline) -> None:
+    assert line.call(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        line.call(divmod, 7, 0)
+    assert line.call(threading.get_ident) != threading.get_ident()
+
+
+def test_one_call_after_another(line: Lifeline) -> None:
+    """A second one starts when the first has ended, even if nobody waits for that any more."""
+    order: list[str] = []
+
+    def slow() -> None:
+        time.sleep(0.1)
+        order.append("slow")
+
+    threads = [threading.Thread(target=line.call, args=(slow,)), threading.Thread(
+        target=line.call, args=(order.append, "next"))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert order == ["slow", "next"]
+
+
+def test_an_abort_becomes_an_error_and_stays_one(line: Lifeline) -> None:
+    """ggml's thread never returns from its callback: returning would end the process."""
+    returned = threading.Event()
+
+    def aborting() -> None:
+        line._aborting(b"/some/ggml-rpc.cpp:566: Remote RPC server crashed")
+        returned.set()
+
+    def call() -> None:
+        threading.Thread(target=aborting, daemon=True).start()
+        time.sleep(30)
+
+    started = time.monotonic()
+    with pytest.raises(ServerError, match="is lost: Remote RPC server crashed"):
+        line.call(call)
+    with pytest.raises(ServerError, match="Remote RPC server crashed"):
+        line.call(divmod, 7, 2)
+    assert time.monotonic() - started < 5
+    assert not returned.is_set()
+
+
+def test_silence_is_told_from_slowness(line: Lifeline) -> None:
+    assert line.call(lambda: time.sleep(0.05) or "late", within=5) == "late"
+    with pytest.raises(ServerError, match="no answer within 0 seconds"):
+        line.call(time.sleep, 2, within=0.1)
+
+
+def test_an_abort_that_nobody_waits_for_goes_its_way(
+    line: Lifeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line._aborting(b"somewhere: a broken assertion")
+    assert "a broken assertion" in capsys.readouterr().err
+    assert line.call(divmod, 7, 2) == (3, 1)

@@ -1,0 +1,131 @@
+"""What is asked of llama.cpp, and what is read back: of its own words, and of real loads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+
+from qdraft.engine.devices import Device
+from qdraft.engine.params import ALL_LAYERS, EngineParams
+from qdraft.engine.placing import chosen_devices, device_of, not_as_asked, read_back
+from qdraft.errors import UsageError
+
+CPU = Device("CPU", "a CPU", "cpu", False, 2**34, 2**34)
+GPU = Device("CUDA0", "a GPU", "gpu", False, 2**33, 2**33)
+FAR = [Device(f"RPC{i}", "10.0.0.2:50052", "gpu", True, 2**33, 2**33) for i in range(2)]
+KNOWN = [GPU, CPU, *FAR]
+
+
+def told(layers: dict[int, str], *lines: str) -> list[str]:
+    """llama.cpp's words on loading."""
+    return [
+        *(
+            f"load_tensors: layer {i:3d} assigned to device {name}, is_swa = 0"
+            for i, name in layers.items()
+        ),
+        *lines,
+    ]
+
+
+class TestReadBack:
+    def test_layers_and_buffers_by_device(self) -> None:
+        placed = read_back(
+            told(
+                {0: "CPU", 1: "CUDA0", 2: "CUDA0"},
+                "load_tensors:        CUDA0 model buffer size =    10.50 MiB",
+                "load_tensors:   CPU_Mapped model buffer size =     4.00 MiB",
+                "load_tensors:   CPU_REPACK model buffer size =     1.00 MiB",
+                "llama_kv_cache:      CUDA0 KV buffer size =     2.00 MiB",
+                "llama_kv_cache:        CPU KV buffer size =     1.00 MiB",
+                "llama_context:  CUDA_Host  output buffer size =     0.25 MiB",
+                "sched_reserve:      CUDA0 compute buffer size =     9.00 MiB",
+                "sched_reserve:      CUDA0 compute buffer size =     8.00 MiB",
+                "sched_reserve:  CUDA_Host compute buffer size =     0.50 MiB",
+            ),
+            KNOWN,
+        )
+        assert placed.layers == ("CPU", "CUDA0", "CUDA0")
+        assert placed.n_offloaded == 2
+        gpu, cpu = placed.shares["CUDA0"], placed.shares["CPU"]
+        mib = 2**20
+        assert (gpu.n_layers, gpu.weights, gpu.kv, gpu.compute) == (2, 10.5 * mib, 2 * mib, 8 * mib)
+        assert (cpu.n_layers, cpu.weights, cpu.kv, cpu.compute) == (1, 5 * mib, mib, 0.75 * mib)
+        assert placed.mapped == 4 * mib
+
+    def test_names_of_buffers(self) -> None:
+        assert device_of("CUDA0", KNOWN) == "CUDA0"
+        assert device_of("CUDA0_Split", KNOWN) == "CUDA0"
+        assert device_of("RPC1[10.0.0.2:50052]", KNOWN) == "RPC1"
+        assert device_of("CUDA_Host", KNOWN) == "CPU"
+        assert device_of("CPU_REPACK", KNOWN) == "CPU"
+        assert device_of("AMX", KNOWN) == "CPU"
+
+    def test_layers_that_landed_on_the_cpu_are_said_aloud(self) -> None:
+        """cases.md 34: asked for a GPU, run on the CPU, without a word from llama.cpp."""
+        placed = read_back(told({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
+        asked = EngineParams(n_gpu_layers=ALL_LAYERS)
+        assert not_as_asked(placed, asked) == [
+            "3 layers were asked for devices, but 2 of them are on the CPU"
+        ]
+        assert not_as_asked(placed, replace(asked, n_gpu_layers=1)) == []
+        assert not_as_asked(placed, replace(asked, n_gpu_layers=None)) == []
+
+    def test_work_that_a_device_lacks_is_said_aloud(self) -> None:
+        line = (
+            "resolve_fused_ops: layer 1 is assigned to device CUDA0 but Flash Attention is assigned "
+            "to device CPU (usually due to missing support)"
+        )
+        (said,) = read_back(told({0: "CUDA0", 1: "CUDA0"}, line), KNOWN).surprises
+        assert "Flash Attention of layer 1 runs on CPU" in said
+
+    def test_a_cache_that_stayed_behind_is_said_aloud(self) -> None:
+        lines = told({0: "CUDA0", 1: "CUDA0"}, "llama_kv_cache: CPU KV buffer size = 1.00 MiB")
+        asked = EngineParams(n_gpu_layers=ALL_LAYERS)
+        assert "KV cache is on the CPU" in not_as_asked(read_back(lines, KNOWN), asked)[0]
+        assert not_as_asked(read_back(lines, KNOWN), replace(asked, kv_offload=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"devices": ("A", "A")}, "names one twice"),
+        ({"devices": ("none", "A")}, "is none, and names others"),
+        ({"devices": ("none",), "n_gpu_layers": 3}, "is none, but layers are asked"),
+        ({"split_mode": "none", "tensor_split": (1.0,)}, "tensor_split has no meaning"),
+        ({"main_gpu": 1}, "main_gpu has no meaning"),
+        ({"split_mode": "columns"}, "split_mode is columns, but must be one of"),
+        ({"cache_type_k": "q3_0"}, "cache_type_k is q3_0"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_be_meant_together(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        EngineParams(**settings)  # type: ignore[arg-type]
+
+
+def test_devices_that_are_not_there() -> None:
+    with pytest.raises(UsageError, match="there is no device CUDA7"):
+        chosen_devices(EngineParams(devices=("CUDA7",)))
+    assert chosen_devices(EngineParams(devices=("none",))) == []
+
+
+@pytest.mark.real
+def test_tensors_by_pattern(source_file: Path) -> None:
+    from qdraft.engine.llama import LlamaEngine, LlamaModel
+
+    params = EngineParams(n_ctx=256, override_tensors=((r"blk\.[01]\.ffn_up", "CPU"),))
+    model = LlamaModel(source_file, params)
+    engine = LlamaEngine(model, params)
+    try:
+        assert engine.placed.moved == {"CPU": 2}
+    finally:
+        engine.close()
+        model.close()
+    for wrong, words in (("nowhere", "cannot be put on nowhere"), ("CPU", "no pattern of tensor")):
+        with pytest.raises(UsageError, match=words):
+            LlamaModel(source_file, replace(params, override_tensors=(("(", wrong),)))

@@ -1,0 +1,121 @@
+"""Plans for devices that are not here, and what a plan is beside the pair once it is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from test_cli import one_error, qdraft
+
+pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+
+from qdraft.cli.plan import parse_size
+from qdraft.engine.params import EngineParams
+from qdraft.errors import UsageError
+from qdraft.gguf.header import read_header
+from qdraft.plan.fitting import open_fitting
+from qdraft.plan.needs import needs, weights_by_layer
+from qdraft.plan.plan import Given, make_plan
+from qdraft.plan.verified import Row, verify
+
+
+def test_sizes() -> None:
+    assert [parse_size(t, "x") for t in ("12G", "1.5g", "300MiB", "7", "2 kb")] == [
+        12 * 2**30, 3 * 2**29, 300 * 2**20, 7, 2048,
+    ]  # fmt: skip
+    for wrong in ("", "G", "12X", "-1G", "1G2"):
+        with pytest.raises(UsageError, match="must be a size"):
+            parse_size(wrong, "--vram")
+
+
+def test_weights_by_layer_are_all_of_the_file(tmp_path: Path) -> None:
+    """An output that is the embedding is counted again: a device gets a copy of it."""
+    for path in (tiny.mixture(tmp_path / "m.gguf"), tiny.windowed(tmp_path / "w.gguf")):
+        header = read_header(path)
+        weights, rest = weights_by_layer([header])
+        sizes = {t.name: t.n_bytes or 0 for t in header.tensors}
+        copied = 0 if "output.weight" in sizes else sizes["token_embd.weight"]
+        assert len(weights) == 3
+        assert sum(weights) + rest == sum(sizes.values()) + copied
+        assert rest == sizes["token_embd.weight"]
+
+
+def test_a_cache_grows_with_the_context_and_with_its_type(tmp_path: Path) -> None:
+    """Windows count in full: a rollback needs their cells."""
+    path = tiny.windowed(tmp_path / "w.gguf", window=32, n_ctx=4096)
+    sizes = {
+        (n_ctx, kind): sum(needs(path, EngineParams(n_ctx=n_ctx, cache_type_k=kind)).kv)
+        for n_ctx in (1024, 2048) for kind in ("f16", "f32")
+    }  # fmt: skip
+    per_cell = 2 * 2 * 2 * tiny.N_HEAD_KV * tiny.HEAD  # layers, K and V, bytes
+    assert sizes[1024, "f16"] == pytest.approx(1024 * per_cell, rel=0.05)
+    assert sizes[2048, "f16"] == pytest.approx(2 * sizes[1024, "f16"], rel=0.02)
+    assert sizes[1024, "f32"] == pytest.approx(1.5 * sizes[1024, "f16"], rel=0.02)
+
+
+@pytest.mark.real
+class TestOnTheCpu:
+    def test_the_plan_is_what_is_loaded(self, smollm2: tuple[Path, Path]) -> None:
+        """cases.md 33, the part that needs no device."""
+        params = EngineParams(n_ctx=512)
+        rows = verify(make_plan(*smollm2, params, params, in_detail=True))
+        assert {(row.model, row.kind) for row in rows} >= {
+            (model, kind) for model in ("target", "draft") for kind in ("weights", "kv", "compute")
+        }
+        assert all(row.agrees for row in rows), rows
+
+    def test_a_device_that_is_not_here(self, smollm2: tuple[Path, Path]) -> None:
+        params = EngineParams(n_ctx=512)
+        plans = [
+            make_plan(*smollm2, params, params, Given(sizes=(size,)))
+            for size in (0, 260_000_000, 2**30)
+        ]
+        layers = [(p.uses[0].target.n_layers, p.uses[0].draft.n_layers) for p in plans]
+        assert layers[0] == (0, 0)
+        assert 0 < layers[1][0] < 31
+        assert layers[2] == (31, 31)
+        assert all(plan.estimated and plan.fits for plan in plans)
+        assert plans[0].choices[0].speed < plans[1].choices[0].speed < plans[2].choices[0].speed
+        assert plans[2].n_ctx_most == 8192
+        assert plans[2].smaller_draft is None
+
+    def test_a_smaller_draft_is_named_where_it_would_fit(self, smollm2: tuple[Path, Path]) -> None:
+        """The target as its own draft is too large; a type of some bits would fit beside it."""
+        target = smollm2[0]
+        params = EngineParams(n_ctx=512)
+        plan = make_plan(target, target, params, params, Given(sizes=(480_000_000,)))
+        assert plan.smaller_draft is not None
+        assert plan.smaller_draft[1] < 150_000_000
+
+    def test_the_command(self, smollm2: tuple[Path, Path]) -> None:
+        files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512")
+        told = qdraft("plan", *files, "--vram", "150M")
+        assert told.returncode == 0, told.stderr
+        assert max(map(len, told.stdout.splitlines())) <= 80
+        assert "no such device is here" in told.stdout
+        assert "assumed: memory of devices 8 times as fast" in " ".join(told.stdout.split())
+        found = json.loads(qdraft("plan", *files, "--vram", "150M", "--json").stdout)
+        assert found["estimated"]
+        assert [use["device"] for use in found["devices"]] == ["device 1", "CPU"]
+        result = qdraft("plan", *files, "--vram", "150M", "--verify")
+        assert "not for devices that are not here" in one_error(result, 2)
+        verified = qdraft("plan", *files, "--verify")
+        assert verified.returncode == 0, verified.stdout
+        assert "0.0 %" in verified.stdout
+
+    def test_without_devices_a_pair_is_opened_as_ever(self, smollm2: tuple[Path, Path]) -> None:
+        with open_fitting(*smollm2, EngineParams(n_ctx=256)) as pair:
+            assert [placed.n_offloaded for placed in pair.placed] == [0, 0]
+            assert pair.kv.shared
+
+
+def test_how_far_a_plan_is_off() -> None:
+    assert Row("d", "target", "kv", 100, 100).off == 0
+    assert Row("d", "target", "kv", 94, 100).off == pytest.approx(0.06)
+    assert not Row("d", "target", "kv", 94, 100).agrees
+    assert Row("CPU", "target", "weights", 60, 100, mapped=100).agrees
+    assert Row("CPU", "target", "weights", 110, 100, mapped=100).off == pytest.approx(0.1)
+    assert not Row("CPU", "target", "weights", 10, 100, mapped=50).agrees
+    assert not Row("d", "target", "kv", 5, 0).agrees

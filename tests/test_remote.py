@@ -1,0 +1,312 @@
+"""Layers on another device: an RPC server on loopback is one, so all of it runs without a GPU.
+
+Each case runs in a process of its own: servers that were added stay for the life of a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from servers import Relay, free_port, namespaces, require_rpc, server
+from test_cli import SCHEMA, one_error, qdraft
+
+pytestmark = pytest.mark.real
+
+SHORT = ("-p", "Why is the sky blue?", "-n", "24", "--temp", "0", "-t", "1", "-c", "512")
+FIXED = ("--draft-policy", "fixed")
+Files = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[str]:
+    require_rpc()
+    with server() as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def files(smollm2: tuple[Path, Path], source_file: Path) -> Files:
+    return ("-m", str(source_file), "-d", str(smollm2[1]))
+
+
+def run_json(*args: str, status: int = 0) -> dict[str, object]:
+    result = qdraft("run", *args, "--json")
+    assert result.returncode == status, result.stderr
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, SCHEMA)
+    return dict(found)
+
+
+class TestPlacement:
+    def test_all_layers_elsewhere_and_the_draft_here(self, far: str, files: Files) -> None:
+        """The same text, verified by the target alone, on cells that came over the link."""
+        found = run_json(*files, *SHORT, *FIXED, "--rpc", far, "--check")
+        target, draft = found["placed"]
+        assert target["n_offloaded"] == 31
+        assert target["devices"]["RPC0"]["n_layers"] == 31
+        assert target["devices"]["RPC0"]["weights"] > 90e6
+        assert target["surprises"] == []
+        assert draft["n_offloaded"] == 0
+        assert found["kv"] == {"shared": True, "reason": ""}
+        assert found["check"]["same"] or found["check"]["explained"]
+        assert found["summary"]["n_accepted"] > 0
+
+    def test_some_layers_of_both(self, far: str, files: Files) -> None:
+        found = run_json(
+            *files, *SHORT, *FIXED, "--rpc", far, "-ngl", "7", "-ngld", "3", "-devd", "RPC0",
+        )  # fmt: skip
+        target, draft = found["placed"]
+        assert {n: s["n_layers"] for n, s in target["devices"].items()} == {"CPU": 24, "RPC0": 7}
+        assert {n: s["n_layers"] for n, s in draft["devices"].items()} == {"CPU": 28, "RPC0": 3}
+        kv = {name: share["kv"] for name, share in target["devices"].items()}
+        assert kv["CPU"] == 4 * kv["RPC0"]  # the output has none: 24 layers and 6
+        assert found["kv"]["shared"]
+
+    def test_a_file_as_its_own_draft_stays_near_alpha_1(self, far: str, source_file: Path) -> None:
+        """Target elsewhere, draft here, the same file: cells and positions are right."""
+        found = run_json(
+            "-m", str(source_file), "-d", str(source_file), *SHORT, *FIXED, "--rpc", far,
+            "-n", "120", "--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "7",
+        )  # fmt: skip
+        assert found["placed"][0]["n_offloaded"] == 31
+        assert found["placed"][1]["n_offloaded"] == 0
+        assert found["summary"]["alpha"] > 0.97
+
+    def test_caches_and_tensors_kept_here(self, far: str, files: Files) -> None:
+        found = run_json(
+            *files, *SHORT, "--rpc", far, "-ngl", "all", "-nkvo", "-ot", r"blk\.[01]\.ffn_up=CPU",
+            "-ctkd", "q8_0", "-ctvd", "q8_0",
+        )  # fmt: skip
+        target, draft = found["placed"]
+        assert target["devices"]["RPC0"]["kv"] == 0
+        assert target["devices"]["CPU"]["kv"] > draft["devices"]["CPU"]["kv"] > 0
+        assert target["moved"] == {"CPU": 2}
+        assert not found["kv"]["shared"]
+
+    def test_what_is_shown(self, far: str, files: Files) -> None:
+        said = qdraft("run", *files, *SHORT, "--rpc", far, "-ngl", "9").stderr
+        assert "placed   target 9 layers on RPC0 (" in said
+        assert "draft 31 layers on CPU" in said
+        told = json.loads(qdraft("devices", "--rpc", far, "--json").stdout)
+        assert {"RPC0", "CPU"} == {one["name"] for one in told["devices"]}
+        assert next(d for d in told["devices"] if d["name"] == "RPC0")["remote"]
+        assert not told["build"]["gpu_offload"]
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (("-dev", "RPC5"), "there is no device RPC5"),
+            (("-dev", "CPU"), "there is no device CPU to put layers on"),
+            (("-ngld", "5"), "all devices are RPC servers"),
+            (("-sm", "none", "-mg", "3"), "main_gpu is 3, but there are 1 devices"),
+            (("-ts", "1,2"), "tensor_split has 2 parts for 1 devices"),
+            (("-dev", "none", "-ngl", "3"), "devices is none, but layers are asked"),
+            (("-dev", "none", "-nkvo"), "make no sense with --device none"),
+            (("-ot", "x=RPC9"), "tensors cannot be put on RPC9"),
+        ],
+        ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
+    )
+    def test_what_is_refused_before_loading(
+        self, far: str, files: Files, options: tuple[str, ...], words: str
+    ) -> None:
+        assert words in one_error(qdraft("run", *files, *SHORT, "--rpc", far, *options), 2)
+
+
+class TestPlan:
+    def test_a_plan_is_what_llama_cpp_then_takes(self, far: str, files: Files) -> None:
+        """cases.md 33: weights, two caches and working memory, by device, within 5 %."""
+        result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--verify",
+                        "--json")  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        found = json.loads(result.stdout)
+        assert 0 < found["devices"][0]["target"]["n_layers"] < 31
+        kinds = {(row["device"], row["model"], row["kind"]) for row in found["verified"]}
+        assert len(kinds) == 9  # three of the target on each device, three of the draft here
+        assert all(row["agrees"] for row in found["verified"])
+        exact = [r for r in found["verified"] if r["kind"] != "weights" or r["device"] != "CPU"]
+        assert all(row["off"] < 0.005 for row in exact)
+
+    def test_what_a_plan_does_not_take(self, far: str, files: Files) -> None:
+        for options, words in (
+            (("-ts", "1"), "takes no --tensor-split"),
+            (("-ot", "x=CPU"), "takes no --tensor-split"),
+            (("--vram", "1G,1G"), "2 sizes of memory are given for 1 devices"),
+            (("--vram", "lots"), "must be a size such as 12G"),
+            (
+                ("-ngl", "31", "--vram", "50M"),
+                "31 layers of SmolLM2-135M-Instruct.Q4_1.gguf do not",
+            ),
+        ):
+            result = qdraft("plan", *files, "--rpc", far, *options)
+            assert words in one_error(result, result.returncode)
+            assert result.returncode in (2, 6)
+
+    def test_auto_does_what_the_plan_says(self, far: str, files: Files) -> None:
+        planned = json.loads(qdraft("plan", *files, "--rpc", far, "-c", "512", "--json").stdout)
+        found = run_json(*files, *SHORT, "--rpc", far)
+        n = planned["devices"][0]["target"]["n_layers"]
+        assert found["placed"][0]["n_offloaded"] == n == 31
+
+    def test_memory_that_runs_out_is_explained_and_tried_again_smaller(self, files: Files) -> None:
+        """The server claims the memory of the machine, but may take less."""
+        require_rpc()
+        less = ("bash", "-c", 'ulimit -v 420000; exec "$@"', "-")
+        with server(prefix=less) as (address, _):
+            result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "--json")
+            assert result.returncode == 0, result.stderr
+            assert "trying again with 90 %" in result.stderr
+            found = json.loads(result.stdout)
+            assert found["text"]
+            result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "-ngl", "31")
+            assert "failed to allocate" in one_error(result, 6)
+            assert "by qdraft plan this fits" in result.stderr
+
+
+class TestServers:
+    def test_one_that_is_down(self, files: Files) -> None:
+        require_rpc()
+        started = time.monotonic()
+        said = one_error(qdraft("run", *files, *SHORT, "--rpc", f"127.0.0.1:{free_port()}"), 6)
+        assert "no RPC server answers at 127.0.0.1" in said
+        assert time.monotonic() - started < 15
+
+    def test_one_that_is_named_wrongly(self, files: Files) -> None:
+        for wrong in ("host", "host:", "host:99999", "a:1,b"):
+            assert "must be HOST:PORT" in one_error(
+                qdraft("run", *files, *SHORT, "--rpc", wrong), 2
+            )
+
+    def test_one_of_another_version(self, files: Files) -> None:
+        """A greeting of version 99, and a program that speaks something else."""
+        require_rpc()
+        reply = (4 + 24).to_bytes(8, "little") + bytes([99, 0, 0, 0]) + bytes(24)
+        for answer in (reply, b"HTTP/1.1 400 Bad Request\r\n\r\n"):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                threading.Thread(target=_answer, args=(listener, answer), daemon=True).start()
+                port = listener.getsockname()[1]
+                result = qdraft("run", *files, *SHORT, "--rpc", f"127.0.0.1:{port}")
+                assert "is no RPC server of this version of llama.cpp" in one_error(result, 6)
+                assert "the same version of llama-cpp-python" in result.stderr
+
+    def test_one_that_is_killed_in_the_middle_of_a_text(self, files: Files) -> None:
+        """An error within seconds, and the text so far; llama.cpp itself would abort."""
+        require_rpc()
+        long = ("-p", "Tell a long story.", "-n", "400", "--temp", "0", "-t", "1", "-c", "512")
+        with server() as (address, process):
+            text, said, status, waited = _lose(
+                ["run", *files, *long, "--rpc", address],
+                lambda: process.send_signal(signal.SIGKILL),
+            )
+        assert status == 6
+        assert len(text) > 20
+        assert "an RPC server is lost" in said
+        assert "qdraft rpc-server" in said
+        assert "ended by an error" in said  # the summary is there too
+        assert waited < 10
+
+    def test_a_port_that_is_taken(self, far: str) -> None:
+        said = one_error(qdraft("rpc-server", "-p", far.split(":")[1]), 6)
+        assert "cannot be listened at: Address already in use" in said
+
+    def test_a_device_that_is_not_there(self) -> None:
+        require_rpc()
+        said = one_error(qdraft("rpc-server", "-dev", "CUDA9", "-p", str(free_port())), 2)
+        assert "there is no device CUDA9" in said
+
+    def test_the_warning_of_an_open_port(self) -> None:
+        require_rpc()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qdraft", "rpc-server", "-H", "0.0.0.0", "-p", str(free_port())],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        assert process.stdout is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)  # Ctrl-C ends it at once
+        out, _ = process.communicate(timeout=10)
+        assert out == ""
+        assert any("no authentication" in line for line in lines)
+
+
+def test_a_slow_link_makes_fewer_and_longer_rounds(far: str, smollm2: tuple[Path, Path]) -> None:
+    """By the costs that are measured: an answer takes 30 ms, whatever the number of rows.
+
+    The draft then keeps cells of its own: to copy them takes an answer for each layer.
+    """
+    files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]))
+    args = (*files, *SHORT, "-n", "120", "-p", "Count from 1 to 40.")
+    relay = Relay(far, 0.015)
+    try:
+        found = [run_json(*args, "--rpc", address) for address in (far, relay.address)]
+    finally:
+        relay.close()
+    near, slow = ([r["n_emitted"] for r in one["rounds"][12:]] for one in found)
+    assert sum(slow) / len(slow) > 1.3 * sum(near) / len(near)
+    assert "copying cells takes" in found[1]["kv"]["reason"]
+
+
+def test_a_target_over_two_machines_and_a_cable_that_is_pulled(files: Files) -> None:
+    """Two hosts in network namespaces; what llama.cpp would wait for without end is noticed."""
+    require_rpc()
+    port = free_port()
+    long = ("-p", "Tell a long story.", "-n", "400", "--temp", "0", "-t", "1", "-c", "512")
+    with (
+        namespaces(2) as hosts,
+        server(hosts[0][1], prefix=hosts[0][0], port=port) as (first, _),
+        server(hosts[1][1], prefix=hosts[1][0], port=port) as (second, _),
+    ):
+        both = ("--rpc", f"{first},{second}")
+        found = run_json(*files, *SHORT, *both, "-ngl", "all", "-ts", "1,1")
+        layers = {n: s["n_layers"] for n, s in found["placed"][0]["devices"].items()}
+        assert layers == {"RPC0": 16, "RPC1": 15, "CPU": 0}
+        assert found["kv"]["shared"]
+        text, said, status, waited = _lose(
+            ["run", *files, *long, *both, "-ngl", "all", "-ts", "1,1"],
+            lambda: subprocess.run(["ip", "link", "set", hosts[1][2], "down"], check=True),
+        )
+        assert status == 6
+        assert len(text) > 20
+        assert "an RPC server is lost" in said
+        assert waited < 30
+
+
+def _answer(listener: socket.socket, answer: bytes) -> None:
+    """Take connections (the first one only looks whether anybody is there) and say one thing."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError):
+            if connection.recv(1):
+                connection.recv(1000)
+                connection.sendall(answer)
+                connection.recv(1000)
+
+
+def _lose(args: list[str], lose: object) -> tuple[str, str, int, float]:
+    """Run, ``lose`` the server once there is text: stdout, stderr, status, seconds until the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qdraft", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=os.environ,
+    )  # fmt: skip
+    assert process.stdout is not None
+    text = process.stdout.read(40)
+    started = time.monotonic()
+    lose()  # type: ignore[operator]
+    rest, said = process.communicate(timeout=60)
+    waited = time.monotonic() - started
+    return (text + rest).decode(), said.decode(), process.returncode, waited
