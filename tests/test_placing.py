@@ -57,6 +57,15 @@ class TestReadBack:
         assert (cpu.n_layers, cpu.weights, cpu.kv, cpu.compute) == (1, 5 * mib, mib, 0.75 * mib)
         assert placed.mapped == 4 * mib
 
+    def test_devices_as_one(self) -> None:
+        """Split mode tensor: every layer is on all of them."""
+        lines = told({0: "Meta()", 1: "Meta()"}, "llama_kv_cache: Meta() KV buffer size = 1.00 MiB")
+        placed = read_back(lines, KNOWN)
+        assert placed.n_offloaded == 2
+        assert placed.shares["Meta()"].kv == 2**20
+        assert not_as_asked(placed, EngineParams(n_gpu_layers=ALL_LAYERS)) == []
+        assert placed.remote == ("RPC0", "RPC1")
+
     def test_names_of_buffers(self) -> None:
         assert device_of("CUDA0", KNOWN) == "CUDA0"
         assert device_of("CUDA0_Split", KNOWN) == "CUDA0"

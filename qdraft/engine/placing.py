@@ -22,6 +22,7 @@ _BUFFER = re.compile(r": +(\S+) +(model|KV|RS|compute|output) buffer size = +([\
 _MOVED = re.compile(r"tensor (\S+) .*buffer type overridden to (\S+)")
 _ELSEWHERE = re.compile(r"layer (\d+) is assigned to device (\S+) but (.+) is assigned to device "
                         r"(\S+) \(usually")  # fmt: skip
+_TOGETHER = "Meta("  # what llama.cpp calls all devices as one, under split mode tensor
 _OF_SERVER = re.compile(r"RPC(\d+)\[(.+)\]")
 _KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
 
@@ -175,9 +176,11 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
         )
         for name in names
     }
+    as_one = any(name.startswith(_TOGETHER) for name in names)
+    remote = [one.name for one in known if one.remote and (one.name in names or as_one)]
     return Placed(
         tuple(of_layers), shares, dict(moved), tuple(dict.fromkeys(surprises)),
-        round(mapped * _MIB), tuple(one.name for one in known if one.remote and one.name in names),
+        round(mapped * _MIB), tuple(remote),
     )  # fmt: skip
 
 
@@ -198,10 +201,12 @@ def not_as_asked(placed: Placed, params: EngineParams) -> list[str]:
 
 
 def device_of(buffer: str, known: Sequence[Device]) -> str:
-    """The device that a buffer is on, by the buffer's name; page-locked memory is the CPU's."""
+    """The device that a buffer is on, by its name; page-locked memory is the CPU's."""
     if found := _OF_SERVER.fullmatch(buffer):
         of_server = [device.name for device in known if device.description == found[2]]
         return of_server[int(found[1])] if int(found[1]) < len(of_server) else buffer
+    if buffer.startswith(_TOGETHER):
+        return buffer
     if buffer.endswith("_Host"):
         return CPU
     names = sorted((device.name for device in known), key=len, reverse=True)

@@ -78,7 +78,8 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
     if plan.estimated:
         told.append(("note", "no such device is here: its working memory is taken to be the CPU's"))
     if run := options_of(plan):
-        told.append(("run", f"qdraft run {run}, which is what auto does"))
+        same = "" if plan.given.sizes else ", which is what auto does"
+        told.append(("run", f"qdraft run {run}{same}"))
     return told
 
 
@@ -99,9 +100,14 @@ def options_of(plan: Plan) -> str:
     devices = [use for use in plan.uses if use.device != CPU]
     if not devices or plan.estimated:
         return ""
-    n_target = sum(use.target.n_layers for use in devices)
-    n_draft = sum(use.draft.n_layers for use in devices)
-    told = [f"-ngl {n_target}", "--no-draft" if plan.draft is None else f"-ngld {n_draft}"]
+    told = [f"-ngl {sum(use.target.n_layers for use in devices)}"]
+    if plan.params.tensor_split:
+        shares = ",".join(f"{n:g}" for n in plan.params.tensor_split)
+        told.append(f"-dev {','.join(plan.params.devices)} -ts {shares}")
+    if plan.draft is None:
+        told.append("--no-draft")
+    else:
+        told.append(f"-ngld {sum(use.draft.n_layers for use in devices)}")
     return " ".join(told)
 
 
