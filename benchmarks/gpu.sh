@@ -17,10 +17,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 : > "$work/steps"
 
-step() { # name command...: run it, keep its output, note its status and seconds
+step() { # name command...: run it, keep stdout and stderr apart, note its status and seconds
   local name=$1 started=$SECONDS
   shift
-  "$@" > "$work/$name.log" 2>&1
+  "$@" > "$work/$name.json" 2> "$work/$name.log"
   local status=$?
   echo "$name $status $((SECONDS - started))" | tee -a "$work/steps" >&2
   return $status
@@ -33,12 +33,12 @@ if [ -z "${SKIP_BUILD:-}" ]; then
   # Not pip's usual cache: it does not look at CMAKE_ARGS.
   PIP_CACHE_DIR="$venv/pip-cache" step build pip install -e '.[demo,test,bench]' || tail -n 30 "$work/build.log" >&2
 fi
-step devices qdraft devices --json && cp "$work/devices.log" "$work/devices.json"
+step devices qdraft devices --json
 step exactness pytest -q tests/test_real.py tests/test_exact.py
-step plan qdraft plan --verify --json && cp "$work/plan.log" "$work/plan.json"
+step plan qdraft plan --verify --json
 step tools python benchmarks/llamacpp.py
 step rig python benchmarks/rig.py --types F16 Q4_K_M Q2_K-im
-step versus python benchmarks/versus.py --quick --json "$work/versus.json"
+step versus python benchmarks/versus.py --quick --json "$work/figures.json"
 
 python - "$work" "$out" <<'PY'
 import json
@@ -49,12 +49,14 @@ work, out = Path(sys.argv[1]), Path(sys.argv[2])
 found = {"steps": {}}
 for line in (work / "steps").read_text().splitlines():
     name, status, seconds = line.split()
-    tail = (work / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
+    told = [(work / f"{name}.{end}").read_text(errors="replace") for end in ("json", "log")]
+    tail = [line for text in told for line in text.splitlines()[-5:] if not text.startswith("{")]
     found["steps"][name] = {"status": int(status), "seconds": int(seconds), "tail": tail}
-for name in ("devices", "plan", "versus"):
-    path = work / f"{name}.json"
-    if path.exists():
-        found[name] = json.loads(path.read_text())
+for name, path in (("devices", "devices"), ("plan", "plan"), ("versus", "figures")):
+    try:
+        found[name] = json.loads((work / f"{path}.json").read_text())
+    except (OSError, ValueError) as error:
+        found[name] = {"error": str(error)}
 part = out.with_suffix(".part")
 part.write_text(json.dumps(found, indent=1), encoding="utf-8")
 part.replace(out)

@@ -103,7 +103,10 @@ class Pair:
             self.costs = machine.load_costs(self._costs_path, over_a_link=over_a_link)
             self.acceptance = AcceptanceTable()
             self.loss = RecentLoss()
-            self._contention = None if over_a_link else Contention(self.costs.target_s)
+            # Threads matter where the CPU computes, and a link has delays of its own.
+            on_cpu = self.placed[0].n_offloaded < len(self.placed[0].layers)
+            watched = on_cpu and not over_a_link
+            self._contention = Contention(self.costs.target_s) if watched else None
         except BaseException:
             self.close()
             raise
@@ -165,6 +168,7 @@ class Pair:
         told = f"decoding takes {self._contention.times_slower:.0f} times as long as it did"
         if n == 1:
             log.warning("%s: something else is using this machine", told)
+            self._contention = None
             return
         log.warning("%s: others use the processor, threads from now on: %d", told, n // 2)
         for engine in self._engines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,7 +108,30 @@ class TestChoose:
         found = choose(target, draft, rooms, 0.8, n_target=3, n_draft=2)
         assert found[0].target == (3,)
         assert {choice.draft for choice in found} == {(2,), None}
-        assert choose(target, draft, rooms, 0.8, n_target=11) == []
+
+    def test_they_are_laid_out_whether_they_fit_or_not(self) -> None:
+        """Only llama.cpp knows for sure: what is asked for is tried."""
+        target, draft = needs(10, 100), needs(10, 20)
+        found = choose(target, draft, [Room(300, 8.0)], 0.8, n_target=11, n_draft=11)
+        assert (found[0].target, found[0].draft) == ((11,), (11,))
+        rooms = [Room(300, 8.0, for_draft=False), Room(450, 8.0)]
+        found = choose(target, draft, rooms, 0.8, n_target=11)
+        assert found[0].draft is not None
+        assert sum(found[0].target) == 11
+        assert found[0].draft[0] == 0
+
+    def test_a_draft_that_may_go_to_one_room_only_is_not_crowded_out_of_it(self) -> None:
+        """The target could go elsewhere as well."""
+        target, draft = needs(20, 100), needs(20, 20)
+        rooms = [Room(2400, 8.0, for_draft=False), Room(800, 8.0)]
+        found = choose(target, draft, rooms, 0.8)[0]
+        assert found.draft == (0, 21)
+        assert sum(found.target) == 21
+
+    def test_a_cache_kept_on_the_cpu_grows_there(self) -> None:
+        of = replace(needs(4, 100, kv=0), kv_on_cpu=64)
+        assert shares_of(of, (5,))[1].kv == 64
+        assert shares_of(of.at(2048), (5,))[1].kv == 128
 
 
 class TestContext:

@@ -55,7 +55,7 @@ class TestReadBack:
         mib = 2**20
         assert (gpu.n_layers, gpu.weights, gpu.kv, gpu.compute) == (2, 10.5 * mib, 2 * mib, 8 * mib)
         assert (cpu.n_layers, cpu.weights, cpu.kv, cpu.compute) == (1, 5 * mib, mib, 0.75 * mib)
-        assert placed.mapped == 4 * mib
+        assert placed.mapped == {"CPU": 4 * mib}
 
     def test_devices_as_one(self) -> None:
         """Split mode tensor: every layer is on all of them."""
@@ -68,7 +68,7 @@ class TestReadBack:
 
     def test_names_of_buffers(self) -> None:
         assert device_of("CUDA0", KNOWN) == "CUDA0"
-        assert device_of("CUDA0_Split", KNOWN) == "CUDA0"
+        assert device_of("MTL0_Mapped", [Device("MTL0", "", "gpu", False, 1, 1)]) == "MTL0"
         assert device_of("RPC1[10.0.0.2:50052]", KNOWN) == "RPC1"
         assert device_of("CUDA_Host", KNOWN) == "CPU"
         assert device_of("CPU_REPACK", KNOWN) == "CPU"

@@ -87,7 +87,7 @@ class TestPlacement:
     def test_caches_and_tensors_kept_here(self, far: str, files: Files) -> None:
         found = run_json(
             *files, *SHORT, "--rpc", far, "-ngl", "all", "-nkvo", "-ot", r"blk\.[01]\.ffn_up=CPU",
-            "-ctkd", "q8_0", "-ctvd", "q8_0",
+            "-ctkd", "q8_0", "-ctvd", "q8_0", "-sm", "none", "-devd", "none",
         )  # fmt: skip
         target, draft = found["placed"]
         assert target["devices"]["RPC0"]["kv"] == 0
@@ -115,6 +115,8 @@ class TestPlacement:
             (("-dev", "none", "-ngl", "3"), "devices is none, but layers are asked"),
             (("-dev", "none", "-nkvo"), "make no sense with --device none"),
             (("-ot", "x=RPC9"), "tensors cannot be put on RPC9"),
+            (("-sm", "row"), "split_mode row does not work with RPC0"),
+            (("-devd", "none", "-ngld", "3"), "--device-draft is none, but"),
         ],
         ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
     )
@@ -144,20 +146,31 @@ class TestPlan:
             (("-ot", "x=CPU"), "takes no --tensor-split"),
             (("--vram", "1G,1G"), "2 sizes of memory are given for 1 devices"),
             (("--vram", "lots"), "must be a size such as 12G"),
-            (
-                ("-ngl", "31", "--vram", "50M"),
-                "31 layers of SmolLM2-135M-Instruct.Q4_1.gguf do not",
-            ),
         ):
             result = qdraft("plan", *files, "--rpc", far, *options)
             assert words in one_error(result, result.returncode)
             assert result.returncode in (2, 6)
+        forced = qdraft("plan", *files, "--rpc", far, "-ngl", "31", "--vram", "50M")
+        assert "does not fit RPC0" in forced.stdout
 
     def test_auto_does_what_the_plan_says(self, far: str, files: Files) -> None:
         planned = json.loads(qdraft("plan", *files, "--rpc", far, "-c", "512", "--json").stdout)
         found = run_json(*files, *SHORT, "--rpc", far)
         n = planned["devices"][0]["target"]["n_layers"]
         assert found["placed"][0]["n_offloaded"] == n == 31
+
+    def test_the_options_that_a_plan_prints_do_what_it_says(self, far: str, files: Files) -> None:
+        """Over two devices, of which each has room for a part."""
+        require_rpc()
+        with server() as (second, _):
+            both = ("--rpc", f"{far},{second}", "-c", "512")
+            told = qdraft("plan", *files, *both, "--vram", "60M,70M", "--json")
+            plan = json.loads(told.stdout)
+            counts = {use["device"]: use["target"]["n_layers"] for use in plan["devices"]}
+            assert all(0 < n < 31 for n in counts.values()), counts
+            found = run_json(*files, *SHORT, *plan["run"].split())
+        placed = found["placed"][0]["devices"]
+        assert {name: placed[name]["n_layers"] for name in counts} == counts
 
     def test_memory_that_runs_out_is_explained_and_tried_again_smaller(self, files: Files) -> None:
         """The server claims the memory of the machine, but may take less."""
@@ -197,7 +210,7 @@ class TestServers:
                 threading.Thread(target=_answer, args=(listener, answer), daemon=True).start()
                 port = listener.getsockname()[1]
                 result = qdraft("run", *files, *SHORT, "--rpc", f"127.0.0.1:{port}")
-                assert "is no RPC server of this version of llama.cpp" in one_error(result, 6)
+                assert "does not answer as an RPC server of this version" in one_error(result, 6)
                 assert "the same version of llama-cpp-python" in result.stderr
 
     def test_one_that_is_killed_in_the_middle_of_a_text(self, files: Files) -> None:

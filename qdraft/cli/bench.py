@@ -97,7 +97,9 @@ def bench(
         ),
     )  # fmt: skip
     models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)
-    with open_models(models, *machine.engines(ctx_size), machine.servers, quiet=quiet) as opened:
+    with open_models(
+        models, *machine.engines(ctx_size), machine.servers, keep_draft=True, quiet=quiet
+    ) as opened:
         if opened.draft is None and drafter != "ngram":
             raise UsageError("there is no draft to measure", hint="-d, or --drafter ngram")
         found = work.run(opened, quiet=quiet)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 from qdraft.cli.options import MACHINE, option
-from qdraft.engine.params import ALL_LAYERS, EngineParams
+from qdraft.engine.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.engine.remote import parse_servers
 from qdraft.errors import UsageError
 
@@ -168,12 +168,15 @@ class Machine:
             target,
             n_ctx=n_ctx if n_ctx_draft is None else n_ctx_draft,
             n_gpu_layers=parse_gpu_layers(self.gpu_layers_draft, "--gpu-layers-draft"),
-            devices=parse_devices(self.device_draft),
             override_tensors=parse_overrides(self.override_tensor_draft, moe=self.cpu_moe_draft),
             cache_type_k=self.cache_type_k_draft or self.cache_type_k,
             cache_type_v=self.cache_type_v_draft or self.cache_type_v,
         )
-        return target, draft
+        if not self.device_draft:
+            return target, replace(draft, devices=())
+        if draft.n_gpu_layers and self.device_draft == NO_DEVICE:
+            raise UsageError("--device-draft is none, but -ngld asks for layers on one")
+        return target, draft.elsewhere(parse_devices(self.device_draft))
 
 
 def takes_machine(command: Callable[..., None]) -> Callable[..., None]:

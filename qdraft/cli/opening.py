@@ -76,6 +76,7 @@ def open_models(
     draft_engine: EngineParams,
     servers: Sequence[str] = (),
     *,
+    keep_draft: bool = False,
     quiet: bool,
 ) -> Pair:
     """Build what is not built yet, load, and prove that the two belong together."""
@@ -90,6 +91,7 @@ def open_models(
             engine,
             draft_params=draft_engine,
             servers=servers,
+            keep_draft=keep_draft,
             share_kv=models.share_kv,
             template=registry.template_of(entry),
             progress=bars.loading,

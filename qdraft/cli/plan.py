@@ -79,7 +79,7 @@ def plan(
     connect(machine.servers)
     with Bars(quiet=quiet) as bars:
         files = files_of(models, entry_of(models), machine.threads, bars)
-        made = make_plan(*files, of_target, local(of_target, of_draft), given, in_detail=True)
+        made = make_plan(*files, of_target, local(of_target, of_draft), given)
         if verify_it and made.estimated:
             raise UsageError("--verify loads the pair: not for devices that are not here")
         rows = verify(made, bars.loading) if verify_it else None

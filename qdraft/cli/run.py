@@ -105,7 +105,8 @@ def run(
         raise UsageError("--no-draft and options of the draft do not go together")
     engines = machine.engines(ctx_size, ctx_size_draft, batch_size, ubatch_size)
     text = opt.read_prompt(prompt, file)
-    with open_models(models, *engines, machine.servers, quiet=quiet) as opened:
+    hybrid = drafter == "hybrid"
+    with open_models(models, *engines, machine.servers, keep_draft=hybrid, quiet=quiet) as opened:
         if opened.draft is None and opened.can_draft and not no_draft and drafter == "model":
             params = replace(params, drafter="ngram")  # better than nothing, and it costs nothing
         generation = opened.generate(text, sampling, params, system=system, raw=raw)

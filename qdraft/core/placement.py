@@ -25,7 +25,8 @@ class Needs:
 
     ``weights`` and ``kv`` go by layer; one more entry is the output, which is the embedding's own
     matrix where ``tied``. ``compute`` is the working memory on each device that has a layer, and
-    grows by ``compute_per_token`` of context. ``input`` always stays with the CPU.
+    grows by ``compute_per_token`` of context. ``input`` always stays with the CPU, as do
+    ``kv_on_cpu`` bytes of cache.
     """
 
     n_ctx: int
@@ -35,6 +36,7 @@ class Needs:
     compute: int
     compute_per_token: float = 0.0
     tied: bool = False
+    kv_on_cpu: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -44,8 +46,9 @@ class Needs:
     def at(self, n_ctx: int) -> Needs:
         """The same with another context: caches grow with it."""
         kv = tuple(round(size * n_ctx / self.n_ctx) for size in self.kv)
+        on_cpu = round(self.kv_on_cpu * n_ctx / self.n_ctx)
         compute = round(self.compute + self.compute_per_token * (n_ctx - self.n_ctx))
-        return replace(self, n_ctx=n_ctx, kv=kv, compute=max(0, compute))
+        return replace(self, n_ctx=n_ctx, kv=kv, kv_on_cpu=on_cpu, compute=max(0, compute))
 
     def scaled(self, factor: float) -> Needs:
         """The same model in another type, whose weights are so many times as large."""
@@ -85,11 +88,14 @@ class Choice:
     c: float = 0.0
 
 
-def lay_out(needs: Needs, n: int, rooms: Sequence[int]) -> Counts | None:
+def lay_out(
+    needs: Needs, n: int, rooms: Sequence[int], forced: Sequence[bool] = ()
+) -> Counts | None:
     """How many of the last ``n`` layers go on each room, the last room filled first.
 
     llama.cpp moves the last layers first, the output before all, and lays them out over the
-    devices in order. ``rooms`` are bytes. None where they do not fit.
+    devices in order. ``rooms`` are bytes. None where they do not fit, unless ``forced`` tells
+    which of them take layers all the same: then what does not fit goes on the first of those.
     """
     counts = [0] * len(rooms)
     end = needs.n_layers
@@ -100,6 +106,11 @@ def lay_out(needs: Needs, n: int, rooms: Sequence[int]) -> Counts | None:
             taken += needs.of(end - 1, end)
             counts[i] += 1
             end -= 1
+    if end > first and any(forced):
+        place = list(forced).index(True)
+        # Layers lie in order: those before it move on to it as well.
+        counts[: place + 1] = [0] * place + [sum(counts[: place + 1]) + end - first]
+        end = first
     return tuple(counts) if end == first else None
 
 
@@ -108,7 +119,8 @@ def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
     start = needs.n_layers - sum(counts)
     copied = needs.weights[-1] if needs.tied and start == needs.n_layers else 0
     weights = needs.input + sum(needs.weights[:start]) - copied
-    on_cpu = Share(start, weights, sum(needs.kv[:start]), needs.compute)
+    kv = sum(needs.kv[:start]) + needs.kv_on_cpu
+    on_cpu = Share(start, weights, kv, needs.compute)
     shares = []
     for n in counts:
         end = start + n
@@ -140,48 +152,77 @@ def choose(
 ) -> list[Choice]:
     """The best placement with the draft (if there is one) and the best of the target alone.
 
-    The better one first; empty where nothing fits. ``n_target`` and ``n_draft`` are numbers of
-    layers that must be on devices; None is any. For each number of target layers the draft gets as
-    many as still fit. It is left out where all its place went to the target and it is not expected
-    to pay from the CPU; a draft that only does not pay is kept: the loop sees that by itself.
+    The better one first; empty where there is no room at all. ``n_target`` and ``n_draft`` are
+    numbers of layers that are laid out whether they fit or not; None is any that fits. For each
+    number of target layers the draft gets as many as still fit, and the other way round where the
+    draft may go to fewer rooms. It is left out where all its place went to the target and it is not
+    expected to pay from the CPU; a draft that only does not pay is kept: the loop sees that by
+    itself.
     """
     whole = sum(target.weights)
     sizes = [room.n_bytes if room.for_target else 0 for room in rooms]
+    draft_sizes = [room.n_bytes if room.for_draft else 0 for room in rooms]
+    for_target = [room.for_target for room in rooms]
+    for_draft = [room.for_draft for room in rooms]
+    first = _most(draft, draft_sizes, n_draft, for_draft) if draft else None
     alone: list[Choice] = []
     both: list[Choice] = []
     for n in range(target.n_layers + 1) if n_target is None else (n_target,):
-        counts = lay_out(target, n, sizes)
-        if counts is None:
-            break
-        on_cpu, on_devices = read_times(target, counts, rooms)
-        token = on_cpu + on_devices
-        alone.append(Choice(counts, None, whole / token))
+        forced = for_target if n_target is not None else ()
+        counts = lay_out(target, n, sizes, forced)
+        if counts is not None:
+            alone.append(Choice(counts, None, whole / sum(read_times(target, counts, rooms))))
         if draft is None:
             continue
-        taken = shares_of(target, counts)[:-1]
-        left = [
-            room.n_bytes - share.total if room.for_draft else 0
-            for room, share in zip(rooms, taken, strict=True)
+        pairs: list[tuple[Counts | None, Counts | None]] = []
+        if counts is not None:
+            left = _left(draft_sizes, shares_of(target, counts))
+            pairs.append((counts, _most(draft, left, n_draft, for_draft)))
+        if first is not None:
+            beside = lay_out(target, n, _left(sizes, shares_of(draft, first)), forced)
+            pairs.append((beside, first))
+        both += [
+            _choice(target, draft, of_target, of_draft, rooms, alpha)
+            for of_target, of_draft in pairs
+            if of_target is not None and of_draft is not None
         ]
-        of_draft = _most(draft, left, n_draft)
-        if of_draft is None:
-            continue
-        c = sum(read_times(draft, of_draft, rooms)) / token
-        row = (_ROW_ON_CPU * on_cpu + _ROW_ON_DEVICE * on_devices) / token
-        gain, k = max((speedup(alpha, k, c, 1 + row * k), k) for k in range(MOST_DRAFTED + 1))
-        both.append(Choice(counts, of_draft, gain * whole / token, k, c))
     best = [max(kind, key=lambda one: one.speed) for kind in (both, alone) if kind]
-    if draft is not None and best and best[0].draft is not None and best[0].n_draft == 0:
-        empty = [room.n_bytes if room.for_draft else 0 for room in rooms]
-        could_be = sum(_most(draft, empty, n_draft) or ())
-        if could_be and not sum(best[0].draft):
+    if draft is not None and both and best[0].n_draft == 0 and n_draft is None:
+        could_be = sum(first or ())
+        if could_be and not sum(best[0].draft or ()):
             best.reverse()  # the target took its place, and from the CPU it is no use
     return best
 
 
-def _most(needs: Needs, left: Sequence[int], n: int | None) -> Counts | None:
-    """The most layers of a draft that fit what is left, or just ``n``; None if those do not."""
-    for n_layers in range(needs.n_layers, -1, -1) if n is None else (n,):
+def _left(sizes: Sequence[int], taken: Sequence[Share]) -> list[int]:
+    """What is left of rooms; the CPU is not one of them."""
+    return [max(0, size - share.total) for size, share in zip(sizes, taken, strict=False)]
+
+
+def _choice(
+    target: Needs,
+    draft: Needs,
+    counts: Counts,
+    of_draft: Counts,
+    rooms: Sequence[Room],
+    alpha: float,
+) -> Choice:
+    """What this placement of both is expected to bring, with the best draft length."""
+    on_cpu, on_devices = read_times(target, counts, rooms)
+    token = on_cpu + on_devices
+    c = sum(read_times(draft, of_draft, rooms)) / token
+    row = (_ROW_ON_CPU * on_cpu + _ROW_ON_DEVICE * on_devices) / token
+    gain, k = max((speedup(alpha, k, c, 1 + row * k), k) for k in range(MOST_DRAFTED + 1))
+    return Choice(counts, of_draft, gain * sum(target.weights) / token, k, c)
+
+
+def _most(
+    needs: Needs, left: Sequence[int], n: int | None, allowed: Sequence[bool]
+) -> Counts | None:
+    """The most layers of a draft that fit what is left; just ``n``, fit or not, where given."""
+    if n is not None:
+        return lay_out(needs, n, left, allowed)
+    for n_layers in range(needs.n_layers, -1, -1):
         counts = lay_out(needs, n_layers, left)
         if counts is not None:
             return counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +21,24 @@ _CPU_FEATURES = (
 )  # fmt: skip
 
 _pointer, _text = ctypes.c_void_p, ctypes.c_char_p
-_size = ctypes.POINTER(ctypes.c_size_t)
+
+
+class _Props(ctypes.Structure):
+    """ggml_backend_dev_props; room is left for more capabilities than are known."""
+
+    _fields_ = [
+        ("name", _text), ("description", _text), ("free", ctypes.c_size_t),
+        ("total", ctypes.c_size_t), ("type", ctypes.c_int), ("card", _text),
+        ("capabilities", ctypes.c_char * 64),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of ggml, with its memory in bytes (0 where it does not tell).
 
-    ``remote`` is True for one of an RPC server; its description is then HOST:PORT.
+    ``remote`` is True for one of an RPC server; its description is then HOST:PORT. ``backend`` is
+    ggml's name of what drives it, ``card`` the id of the hardware where that is known.
     """
 
     name: str
@@ -36,6 +47,13 @@ class Device:
     remote: bool
     free: int
     total: int
+    backend: str = ""
+    card: str = ""
+
+    @property
+    def unified(self) -> bool:
+        """Is its memory the CPU's?"""
+        return self.kind == "igpu" or self.backend == "MTL"
 
     @property
     def takes_layers(self) -> bool:
@@ -67,11 +85,19 @@ def devices() -> list[Device]:
 
 
 def offload_devices() -> list[Device]:
-    """The devices that layers are moved to where none are named, in the order llama.cpp uses."""
+    """The devices that layers are moved to where none are named, as llama.cpp chooses them.
+
+    A card that several backends know counts once; integrated GPUs only where there is no other,
+    and those of one backend.
+    """
     found = [device for device in devices() if device.takes_layers]
-    local = [device for device in found if device.kind == "gpu" and not device.remote]
+    local: dict[str, Device] = {}
+    for device in found:
+        if device.kind == "gpu" and not device.remote:
+            local.setdefault(device.card or device.name, device)
     integrated = [device for device in found if device.kind == "igpu"]
-    return [*(device for device in found if device.remote), *(local or integrated)]
+    integrated = [device for device in integrated if device.backend == integrated[0].backend]
+    return [*(device for device in found if device.remote), *(local.values() or integrated)]
 
 
 def device_pointer(name: str) -> int | None:
@@ -80,15 +106,23 @@ def device_pointer(name: str) -> int | None:
     return int(found) if found else None
 
 
-def buffer_types() -> dict[str, int]:
-    """Where tensors can be put: ggml's buffer types, by their own names and those of devices."""
+def buffer_types(names: Sequence[str]) -> dict[str, int]:
+    """Where tensors can be put: the buffer types of devices, by both their names."""
     of_device = function("ggml_backend_dev_buffer_type", _pointer, _pointer)
     name_of = function("ggml_backend_buft_name", _text, _pointer)
     found: dict[str, int] = {}
-    for device in devices():
-        if kind := LIFELINE.call(of_device, device_pointer(device.name)):
-            found[device.name] = found[name_of(kind).decode("utf-8", "replace")] = kind
+    for name in names:
+        if kind := LIFELINE.call(of_device, device_pointer(name)):
+            found[name] = found[name_of(kind).decode("utf-8", "replace")] = kind
     return found
+
+
+def splits_rows(device: Device) -> bool:
+    """Can its backend spread the rows of a matrix over several devices?"""
+    registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)
+    find = function("ggml_backend_reg_get_proc_address", _pointer, _pointer, _text)
+    of_device = registry(device_pointer(device.name))
+    return bool(find(of_device, b"ggml_backend_split_buffer_type"))
 
 
 def free_memory() -> int:
@@ -109,15 +143,18 @@ def _told(device: int) -> Device:
         text: bytes = function(f"ggml_backend_{what}", _text, _pointer)(device)
         return text.decode("utf-8", "replace")
 
-    kind = function("ggml_backend_dev_type", ctypes.c_int, _pointer)(device)
     registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
     backend: bytes = function("ggml_backend_reg_name", _text, _pointer)(registry)
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    memory = function("ggml_backend_dev_memory", None, _pointer, _size, _size)
-    LIFELINE.call(memory, device, ctypes.byref(free), ctypes.byref(total))
+    props = _Props()
+    LIFELINE.call(
+        function("ggml_backend_dev_get_props", None, _pointer, _pointer), device,
+        ctypes.addressof(props),
+    )  # fmt: skip
+    kind = KINDS[props.type] if props.type < len(KINDS) else "other"
     return Device(
-        told("dev_name"), told("dev_description"), KINDS[kind] if kind < len(KINDS) else "other",
-        backend.startswith(_RPC.encode()), free.value, total.value,
+        told("dev_name"), told("dev_description"), kind, backend.startswith(_RPC.encode()),
+        props.free, props.total, backend.decode("utf-8", "replace"),
+        (props.card or b"").decode("utf-8", "replace"),
     )  # fmt: skip
 
 

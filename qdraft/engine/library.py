@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from qdraft.errors import EngineError
@@ -70,15 +71,22 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C during a native call that calls back into Python.
 
     There the interrupt would be raised inside the callback, reported and lost. Here it sets a
-    flag, which the yielded function tells, and goes to its handler when the call has returned. Only
-    the main thread hears signals: elsewhere, and where they are ignored, this changes nothing.
+    flag, which the yielded function tells, and goes to its handler when the call has returned; a
+    second one goes there at once. Only the main thread hears signals: elsewhere, and where they are
+    ignored, this changes nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield lambda: False
         return
     heard: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hear)
     try:
         yield lambda: bool(heard)
     finally:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from qdraft.errors import ServerError
+from qdraft.errors import EngineError, ServerError
 
 _HINT = "is the server still running? qdraft rpc-server on the other machine starts one"
 
@@ -41,7 +41,8 @@ class Lifeline:
     """Runs calls one after another; idle, and without a thread, until ``start``."""
 
     def __init__(self) -> None:
-        self.lost = ""  # in ggml's words, how the connection ended
+        self.lost = ""  # in ggml's words, what ended the calls for good
+        self._of_server = True
         self._jobs: queue.SimpleQueue[_Job] | None = None
         self._waiting: list[_Job] = []
         self._busy = False  # with a call, which an interrupt may have left alone
@@ -64,8 +65,8 @@ class Lifeline:
     ) -> Any:
         """What ``function`` returns or raises. KeyboardInterrupt leaves the call running.
 
-        Raises ServerError when ggml aborts under it, when nothing comes back ``within`` so many
-        seconds, and at once for every call after that.
+        Raises ServerError when a server is lost under it or nothing comes back ``within`` so many
+        seconds, EngineError when ggml aborts for another reason; at once for every call after that.
         """
         if self._jobs is None:
             return function(*arguments)
@@ -84,8 +85,11 @@ class Lifeline:
         return job.result
 
     def _require_alive(self) -> None:
-        if self.lost:
+        if not self.lost:
+            return
+        if self._of_server:
             raise ServerError(f"an RPC server is lost: {self.lost}", hint=_HINT)
+        raise EngineError(f"llama.cpp stopped: {self.lost}")
 
     def _work(self) -> None:
         assert self._jobs is not None
@@ -102,6 +106,7 @@ class Lifeline:
             with contextlib.suppress(OSError, ValueError):
                 print(f"llama.cpp stopped: {words}", file=sys.stderr, flush=True)
             return
+        self._of_server = "rpc" in words.lower()
         self.lost = words.split(": ", 1)[-1].strip()
         for job in list(self._waiting):
             job.ended.set()

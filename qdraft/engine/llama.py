@@ -24,7 +24,7 @@ from qdraft.engine.library import (
 )
 from qdraft.engine.params import EngineParams
 from qdraft.engine.placing import Placed, place, read_back
-from qdraft.engine.remote import device_library, keep_alive
+from qdraft.engine.remote import device_library
 from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import (
     ContextError,
@@ -57,8 +57,8 @@ class LlamaModel:
     ) -> None:
         """Load ``path``; ``progress`` gets the share that is loaded, 0 to 1.
 
-        ``dry`` loads no weights and allocates nothing: contexts on it tell sizes, and decode
-        nothing. Raises UsageError for devices that are not there, DeviceMemoryError where one has
+        ``dry`` loads and allocates no weights: contexts on it tell sizes, and decode nothing.
+        Raises UsageError for devices that are not there, DeviceMemoryError where one has
         no room, and ModelFileError with llama.cpp's reason when loading fails otherwise.
         KeyboardInterrupt ends the loading.
         """
@@ -71,17 +71,22 @@ class LlamaModel:
             native_params.no_alloc, native_params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
         self.lines: list[str] = []  # what llama.cpp said while loading
         forget_errors()
-        with interruptible() as interrupted, listening(self.lines):
+        self._model = None
+        try:
+            with interruptible() as interrupted, listening(self.lines):
 
-            def report(share: float, _user_data: object) -> bool:
-                keep_alive()
-                if progress:
-                    progress(share)
-                return not interrupted()
+                def report(share: float, _user_data: object) -> bool:
+                    if progress:
+                        progress(share)
+                    return not interrupted()
 
-            callback = lib.llama_progress_callback(report)
-            native_params.progress_callback = callback
-            self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+                callback = lib.llama_progress_callback(report)
+                native_params.progress_callback = callback
+                self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+        except BaseException:  # an interrupt that came when it was loaded
+            if self._model:
+                lib.llama_model_free(self._model)
+            raise
         del kept
         if not self._model:
             raise _load_error(f"{path} does not load: {native_error()}", self.lines)
@@ -164,12 +169,17 @@ class LlamaEngine:
         native_params.no_perf = True
         lines: list[str] = []
         forget_errors()
-        with interruptible(), listening(lines):
-            self._context = lib.llama_init_from_model(model.native, native_params)
+        self._context = None
+        try:
+            with interruptible(), listening(lines):
+                self._context = lib.llama_init_from_model(model.native, native_params)
+        except BaseException:  # an interrupt that came when it was made
+            if self._context:
+                lib.llama_free(self._context)
+            raise
         if not self._context:
             words = f"no context of {n_ctx} tokens for {model.path.name}: {native_error()}"
             raise DeviceMemoryError(words, hint=_LESS) if _is_short(lines) else EngineError(words)
-        keep_alive()
         self.lines = [*model.lines, *lines]  # what llama.cpp said of the model and this context
         self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
         self.n_threads = n_threads

@@ -103,6 +103,12 @@ class EngineParams:
                  "override_tensors")  # fmt: skip
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
+    def elsewhere(self, devices: tuple[str, ...]) -> EngineParams:
+        """The same on other devices, without what was said of how to split over the first ones."""
+        if devices == (NO_DEVICE,):
+            return self.on_cpu()
+        return replace(self, devices=devices, split_mode="layer", main_gpu=0, tensor_split=())
+
     def on_cpu(self) -> EngineParams:
         """The same on the CPU alone."""
         return replace(

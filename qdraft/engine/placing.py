@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdraft.engine.devices import Device, buffer_types, device_pointer, devices, offload_devices
+from qdraft.engine.devices import (
+    Device,
+    buffer_types,
+    device_pointer,
+    devices,
+    offload_devices,
+    splits_rows,
+)
 from qdraft.engine.library import native
 from qdraft.engine.params import ALL_LAYERS, NO_DEVICE, SPLIT_MODES, EngineParams
 from qdraft.errors import UsageError
@@ -62,7 +69,7 @@ def place(native_params: Any, params: EngineParams) -> list[Any]:
     split = (ctypes.c_float * n_most)(*params.tensor_split)
     pointers = [device_pointer(device.name) for device in chosen]
     named = (ctypes.c_void_p * (len(chosen) + 1))(*pointers, None)
-    overrides = _overrides(params)
+    overrides = _overrides(params, chosen)
     layers = params.n_gpu_layers
     native_params.n_gpu_layers = ALL_LAYERS if layers is None else layers
     native_params.split_mode = SPLIT_MODES.index(params.split_mode)
@@ -92,17 +99,24 @@ def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
         raise UsageError("options of a GPU make no sense with --device none")
     if chosen and params.main_gpu >= len(chosen):
         raise UsageError(f"main_gpu is {params.main_gpu}, but there are {len(chosen)} devices")
+    if params.split_mode == "row":
+        for device in chosen:
+            if not splits_rows(device):
+                raise UsageError(
+                    f"split_mode row does not work with {device.name}: it cannot split rows",
+                    hint="layer works with every device, tensor with several of them",
+                )
     if len(params.tensor_split) > max(1, len(chosen)):
         raise UsageError(
             f"tensor_split has {len(params.tensor_split)} parts for {len(chosen)} devices"
         )
 
 
-def _overrides(params: EngineParams) -> Any:
+def _overrides(params: EngineParams, chosen: Sequence[Device]) -> Any:
     """The pairs of pattern and buffer type, closed by an empty one."""
     if not params.override_tensors:
         return None
-    known = buffer_types()
+    known = buffer_types([CPU, *(device.name for device in chosen)])
     for pattern, where in params.override_tensors:
         if where not in known:
             raise UsageError(
@@ -122,7 +136,7 @@ class Placed:
 
     ``layers`` names the device of each layer; the last one is the output. ``moved`` counts the
     tensors that were put elsewhere by pattern. ``surprises`` are sentences on what is not where
-    its layer is. ``mapped`` are those bytes of the CPU's weights that are a stretch of the file,
+    its layer is. ``mapped`` are, by device, those bytes of weights that are a stretch of the file,
     from the first tensor that is used there to the last; what is not used takes no memory.
     ``remote`` names those of its devices that are of RPC servers.
     """
@@ -131,7 +145,7 @@ class Placed:
     shares: Mapping[str, Share]
     moved: Mapping[str, int] = field(default_factory=dict)
     surprises: tuple[str, ...] = ()
-    mapped: int = 0
+    mapped: Mapping[str, int] = field(default_factory=dict)
     remote: tuple[str, ...] = ()
 
     @property
@@ -147,13 +161,13 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     sizes: dict[tuple[str, str], float] = defaultdict(float)
     compute: dict[str, float] = {}
     surprises: list[str] = []
-    mapped = 0.0
+    mapped: dict[str, float] = defaultdict(float)
     for line in lines:
         if found := _LAYER.search(line):
             layers[int(found[1])] = found[2]
         elif found := _BUFFER.search(line):
             where, kind, mib = device_of(found[1], known), found[2], float(found[3])
-            mapped += mib if found[1] == "CPU_Mapped" else 0
+            mapped[where] += mib if found[1].endswith("_Mapped") else 0
             if kind == "compute":  # told again whenever it is reserved anew
                 compute[where] = mib
             else:
@@ -180,7 +194,7 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     remote = [one.name for one in known if one.remote and (one.name in names or as_one)]
     return Placed(
         tuple(of_layers), shares, dict(moved), tuple(dict.fromkeys(surprises)),
-        round(mapped * _MIB), tuple(remote),
+        {name: round(mib * _MIB) for name, mib in mapped.items() if mib}, tuple(remote),
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,6 +37,7 @@ _GUARDED = re.compile(
 _pointer, _text, _count = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 _servers: dict[str, tuple[str, int]] = {}  # those that were added: HOST:PORT to address
+_held: list[Any] = []  # for each, a backend that keeps its connection
 
 
 def parse_servers(text: str | None) -> tuple[str, ...]:
@@ -72,13 +72,20 @@ def connect(servers: Sequence[str]) -> None:
                                      within=_GREETING_S)  # fmt: skip
         except ServerError as error:
             raise ServerError(
-                f"{server} is no RPC server of this version of llama.cpp: {LIFELINE.lost}",
-                hint="both machines need the same version of llama-cpp-python",
+                f"{server} does not answer as an RPC server of this version of llama.cpp: "
+                f"{LIFELINE.lost}",
+                hint="both machines need the same version of llama-cpp-python, and a server takes "
+                "one client at a time",
             ) from error
         if not registry:
             raise ServerError(f"the RPC server {server} offers no device")
         function("ggml_backend_register", None, _pointer)(registry)
         _servers[server] = address
+        # Without anything that holds it, ggml closes the connection, and another client gets in.
+        first = function("ggml_backend_reg_dev_get", _pointer, _pointer, _count)(registry, 0)
+        start = function("ggml_backend_dev_init", _pointer, _pointer, _text)
+        _held.append(LIFELINE.call(start, first, None, within=_GREETING_S))
+        keep_alive()
 
 
 def _reach(server: str) -> tuple[str, int]:
@@ -95,16 +102,6 @@ def _reach(server: str) -> tuple[str, int]:
             f"no RPC server answers at {server}: {why}",
             hint=f"start it there: qdraft rpc-server --host ADDRESS --port {port}",
         ) from error
-
-
-def round_trip(server: str, n: int = 5) -> float:
-    """Seconds to a server and back: the shortest of some connections. Raises ServerError."""
-    times = []
-    for _ in range(n):
-        started = time.perf_counter()
-        _reach(server)
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def device_library() -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qdraft.engine.params import EngineParams
-from qdraft.engine.placing import CPU, chosen_devices
+from qdraft.engine.params import NO_DEVICE, EngineParams
+from qdraft.engine.placing import CPU, chosen_devices, require_placeable
 from qdraft.engine.remote import connect
 from qdraft.errors import DeviceMemoryError, UsageError
 from qdraft.pair import LoadProgress, Pair
@@ -36,12 +36,14 @@ def open_fitting(
 
     ``servers`` are HOST:PORT of RPC servers; the draft stays on this machine unless its params
     name a device of theirs. A draft that is better left out is, which is said, unless
-    ``keep_draft``. Raises what ``Pair`` raises, ServerError, and DeviceMemoryError where memory
-    runs out whatever is tried.
+    ``keep_draft``, sharing its cells or a number of its layers is asked for. Raises what ``Pair``
+    raises, ServerError, and DeviceMemoryError where memory runs out whatever is tried.
     """
     connect(servers)
     params = params or EngineParams()
     draft_params = local(params, draft_params)
+    for one in (params, draft_params) if draft else (params,):
+        require_placeable(one, chosen_devices(one))
 
     def opened(draft: Path | None, of_target: EngineParams, of_draft: EngineParams) -> Pair:
         return Pair(
@@ -51,10 +53,14 @@ def open_fitting(
 
     if not is_planned(params, draft_params if draft else params):
         try:
-            return opened(draft, params, draft_params)
+            pair = opened(draft, params, draft_params)
         except DeviceMemoryError as error:
             hint = _what_fits(target, draft, params, draft_params)
             raise DeviceMemoryError(str(error), hint=hint) from error
+        if params.n_gpu_layers is None and chosen_devices(params):
+            log.info("how layers are split is given: all of them went to devices")
+        return pair
+    keep_draft = keep_draft or share_kv == "on" or draft_params.n_gpu_layers is not None
     plan = make_plan(target, draft, params, draft_params, Given(keep_draft=keep_draft))
     taken = [use.target.total + use.draft.total for use in plan.uses if use.device != CPU]
     for share in (*_SHARES, None):
@@ -90,9 +96,13 @@ def local(params: EngineParams, draft_params: EngineParams | None) -> EnginePara
     found = chosen_devices(params)
     own = tuple(device.name for device in found if not device.remote)
     if len(own) == len(found):
-        return replace(chosen, devices=params.devices)
+        return (
+            chosen.on_cpu()
+            if NO_DEVICE in params.devices
+            else replace(chosen, devices=params.devices)
+        )
     if own:
-        return replace(chosen, devices=own)
+        return chosen.elsewhere(own)
     if draft_params and chosen.n_gpu_layers:
         raise UsageError(
             "layers of the draft are asked for a device, but all devices are RPC servers",

@@ -43,10 +43,11 @@ def needs(path: Path, params: EngineParams) -> Needs:
     n = len(weights) - 1
     shares = _kv_shares(headers[0], n)
     kv = [round(cache * share) for share in shares]
-    if not params.kv_offload:  # then it stays with the CPU, wherever the layers are
-        kv, rest = [0] * n, rest + cache
+    on_cpu = 0 if params.kv_offload else cache  # then wherever the layers are
+    if on_cpu:
+        kv = [0] * n
     per_token = max(0.0, (grown - compute) / n_ctx)
-    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, _tied(headers))
+    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, _tied(headers), on_cpu)
 
 
 def dry_run(path: Path, params: EngineParams) -> Placed:
@@ -92,6 +93,31 @@ def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
         if tensor.name == "token_embd.weight" and _tied(headers):
             output += size
     return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output], rest
+
+
+def span_of(path: Path, placed: Placed, device: str) -> int:
+    """Bytes of the stretches of a file's parts that hold the tensors which are used on a device."""
+    total = 0
+    headers = [read_header(part) for part in parts_of(path)]
+    for header in headers:
+        places = [
+            (tensor.offset, tensor.offset + (tensor.n_bytes or 0))
+            for tensor in header.tensors
+            if _is_used(tensor.name, placed, device, tied=_tied(headers))
+        ]
+        total += max((end for _, end in places), default=0)
+        total -= min((start for start, _ in places), default=0)
+    return total
+
+
+def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
+    """Is this tensor used on that device?"""
+    if found := _LAYER.match(name):
+        return placed.layers[int(found[1])] == device
+    of_output = name.startswith("output") or (tied and name == "token_embd.weight")
+    if of_output and placed.layers[-1] == device:
+        return True
+    return not name.startswith("output") and device == CPU
 
 
 def _tied(headers: list[Header]) -> bool:

@@ -10,7 +10,7 @@ from qdraft.core.placement import Choice, Counts, Needs, Room, choose, largest_c
 from qdraft.engine.devices import Device, devices, free_memory
 from qdraft.engine.params import ALL_LAYERS, EngineParams
 from qdraft.engine.placing import CPU, chosen_devices, require_placeable
-from qdraft.errors import DeviceMemoryError, UsageError
+from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.plan.needs import dry_run, needs
 from qdraft.types import Share
@@ -18,6 +18,7 @@ from qdraft.types import Share
 ALPHA = 0.8  # acceptance where nothing is measured yet
 DEVICE_SPEED = 8.0  # a device's memory over the CPU's, where nothing is known
 _GIB = 2**30
+_TRIES = 4  # choices that are made, as long as llama.cpp wants more memory than was reckoned with
 # Bits a weight, embeddings and all, of types that make a draft; as llama.cpp's documentation of
 # quantize states them for Llama 3.1 8B.
 _DRAFT_BITS = {"Q4_K_M": 4.89, "Q3_K_M": 4.0, "Q2_K": 3.16, "IQ2_M": 2.93, "IQ2_XXS": 2.38}
@@ -45,6 +46,7 @@ class Use:
 
     device: str
     description: str
+    remote: bool
     free: int
     margin: int
     target: Share
@@ -91,60 +93,63 @@ def make_plan(
     params: EngineParams,
     draft_params: EngineParams,
     given: Given = Given(),
-    *,
-    in_detail: bool = False,
 ) -> Plan:
-    """Place both models; a number of layers that the params give is kept.
+    """Place both models; a number of layers that the params give is kept, whether it fits or not.
 
-    ``in_detail`` asks llama.cpp once more what the chosen placement takes of each device; else
-    its working memory is rounded up to that of all layers on one.
+    llama.cpp is asked what the chosen placement takes of each device; where that is more than was
+    reckoned with (it copies weights of the CPU there for long batches) the choice is made again.
     Raises UsageError for settings that lay layers out themselves and for more sizes than devices,
-    DeviceMemoryError where layers that are asked for do not fit, and what loading raises.
+    and what loading raises.
     """
     found = _devices(params, draft_params, given)
     of_target, of_draft = needs(target, params), needs(draft, draft_params) if draft else None
-    sizes = [one.free for one in found]
-    margins = [_margin(size) if given.margin is None else given.margin for size in sizes]
+    margins = [_margin(one.free) if given.margin is None else given.margin for one in found]
     for_target, for_draft = _names(params, given), _names(draft_params, given)
     rooms = [
         Room(
-            max(0, size - margin), given.device_speed,
+            max(0, one.free - margin), given.device_speed,
             for_target is None or one.name in for_target,
             for_draft is None or one.name in for_draft,
         )
-        for one, size, margin in zip(found, sizes, margins, strict=True)
+        for one, margin in zip(found, margins, strict=True)
     ]  # fmt: skip
-    choices = choose(
-        of_target, of_draft, rooms, given.alpha,
-        n_target=_wanted(params, of_target), n_draft=_wanted(draft_params, of_draft),
-    )  # fmt: skip
-    if draft and given.keep_draft:
-        choices = [choice for choice in choices if choice.draft is not None]
-    if not choices:
-        raise DeviceMemoryError(
-            f"{params.n_gpu_layers} layers of {target.name} do not fit the devices",
-            hint="fewer layers (-ngl), or auto for as many as fit",
-        )
-    best = choices[0]
-    models: list[tuple[Needs, Counts]] = [(of_target, best.target)]
-    if of_draft and best.draft is not None:
-        models.append((of_draft, best.draft))
-    free = free_memory()
-    cpu = Device(CPU, "memory of this machine", "cpu", False, free, free)
     estimated = bool(given.sizes) and not devices_here()
-    placed = (
-        _laid_out(params, best.target, found),
-        _laid_out(draft_params, best.draft or (0,) * len(found), found),
-    )
-    where = [*found, cpu]
-    shares = [shares_of(of, counts) for of, counts in models]
-    if in_detail and not estimated:
-        told = [
-            dry_run(path, how).shares
-            for path, how in zip((target, draft), placed, strict=True)
-            if path and (path is target or best.draft is not None)
-        ]
+    free = free_memory()
+    where = [*found, Device(CPU, "memory of this machine", "cpu", False, free, free)]
+    for _ in range(_TRIES):
+        choices = choose(
+            of_target, of_draft, rooms, given.alpha,
+            n_target=_wanted(params, of_target), n_draft=_wanted(draft_params, of_draft),
+        )  # fmt: skip
+        if draft and given.keep_draft:
+            choices = [choice for choice in choices if choice.draft is not None]
+        best = choices[0]
+        models: list[tuple[Needs, Counts]] = [(of_target, best.target)]
+        if of_draft and best.draft is not None:
+            models.append((of_draft, best.draft))
+        placed = (
+            _laid_out(params, best.target, found),
+            _laid_out(draft_params, best.draft or (0,) * len(found), found),
+        )
+        if estimated:
+            shares = [shares_of(of, counts) for of, counts in models]
+            break
+        told = [dry_run(path, how).shares
+                for path, how, _ in zip((target, draft), placed, models, strict=False)
+                if path]  # fmt: skip
         shares = [[one.get(device.name, Share()) for device in where] for one in told]
+        taken = [sum(share.total for share in of_room) for of_room in zip(*shares, strict=True)]
+        if all(size <= room.n_bytes for size, room in zip(taken, rooms, strict=False)):
+            break
+        of_target = _at_least(of_target, shares[0])
+        of_draft = _at_least(of_draft, shares[1]) if of_draft and shares[1:] else of_draft
+    shared = sum(
+        share.total
+        for of_model in shares
+        for device, share in zip(where, of_model, strict=True)
+        if device.unified
+    )
+    where[-1] = replace(where[-1], free=max(0, free - shared))
     facts = require_model(target)
     return Plan(
         target=target,
@@ -165,6 +170,11 @@ def make_plan(
     )  # fmt: skip
 
 
+def _at_least(of: Needs, shares: Sequence[Share]) -> Needs:
+    """The needs with the working memory that llama.cpp told for a placement, if that is more."""
+    return replace(of, compute=max([of.compute, *(share.compute for share in shares[:-1])]))
+
+
 def _devices(params: EngineParams, draft_params: EngineParams, given: Given) -> list[Device]:
     """The devices of both, with the sizes that are given in place of what is free."""
     for one in (params, draft_params):
@@ -175,6 +185,8 @@ def _devices(params: EngineParams, draft_params: EngineParams, given: Given) -> 
             )
     found = _usable(params)
     found += [one for one in _usable(draft_params) if one.name not in {d.name for d in found}]
+    if not found and not given.sizes:
+        require_placeable(params, found)
     if not found:
         return [
             Device(f"device {i + 1}", "not here, planned for", "gpu", False, size, size)
@@ -196,6 +208,8 @@ def _usable(params: EngineParams) -> list[Device]:
     found = chosen_devices(params)
     if devices_here():
         require_placeable(params, found)
+    # Some tell no memory of theirs: llama.cpp then takes that of the machine.
+    found = [one if one.total else replace(one, free=free_memory()) for one in found]
     return [found[params.main_gpu]] if params.split_mode == "none" and found else found
 
 
@@ -223,7 +237,7 @@ def _uses(
     """The table of devices, the CPU last; ``shares`` are the target's and the draft's, if any."""
     both = [*shares, [Share()] * len(found)][:2]
     return tuple(
-        Use(one.name, one.description, one.free, margin, target, draft)
+        Use(one.name, one.description, one.remote, one.free, margin, target, draft)
         for one, margin, target, draft in zip(found, margins, *both, strict=True)
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdraft.engine.placing import CPU
 from qdraft.pair import LoadProgress, Pair
+from qdraft.plan.needs import span_of
 from qdraft.plan.plan import Plan
 from qdraft.types import Share
 
@@ -16,7 +16,9 @@ TOLERANCE = 0.05
 class Row:
     """One kind of memory of one model on one device, in bytes.
 
-    ``mapped`` bytes of what llama.cpp told are a stretch of the file: see ``Placed``.
+    llama.cpp maps weights as a stretch of the file, from the first tensor that is used on a device
+    to the last: ``span`` is what it then tells of ``planned`` bytes. ``repacked`` weights are
+    copies of a part of it, and which part is llama.cpp's to choose.
     """
 
     device: str
@@ -24,15 +26,16 @@ class Row:
     kind: str  # weights, kv, compute
     planned: int
     told: int
-    mapped: int = 0
+    span: int | None = None
+    repacked: int = 0
 
     @property
     def off(self) -> float:
-        """How far the plan is from llama.cpp's figure, as a share of that; 0 within a mapping."""
-        if self.told - self.mapped <= self.planned <= self.told:
+        """How far the plan is from llama.cpp's figure, as a share of that."""
+        expected = self.planned if self.span is None else self.span
+        if self.repacked and self.planned <= self.told and self.repacked <= self.planned:
             return 0.0
-        nearest = self.told if self.planned > self.told else self.told - self.mapped
-        return abs(self.planned - nearest) / nearest if nearest else 1.0
+        return abs(expected - self.told) / self.told if self.told else 1.0
 
     @property
     def agrees(self) -> bool:
@@ -46,13 +49,16 @@ def verify(plan: Plan, progress: LoadProgress | None = None) -> list[Row]:
     ) as pair:
         placed = pair.placed
     rows = []
-    for model, of_model in zip(("target", "draft"), placed, strict=False):
+    files = (plan.target, plan.draft)
+    for model, path, of_model in zip(("target", "draft"), files, placed, strict=False):
         for use in plan.uses:
             planned: Share = getattr(use, model)
             told = of_model.shares.get(use.device, Share())
             for kind in ("weights", "kv", "compute"):
                 sizes = getattr(planned, kind), getattr(told, kind)
+                mapped = of_model.mapped.get(use.device, 0) if kind == "weights" else 0
                 if any(sizes):
-                    mapped = of_model.mapped if kind == "weights" and use.device == CPU else 0
-                    rows.append(Row(use.device, model, kind, *sizes, mapped))
+                    span = span_of(path, of_model, use.device) if mapped and path else None
+                    repacked = told.weights - mapped if mapped else 0
+                    rows.append(Row(use.device, model, kind, *sizes, span, repacked))
     return rows

@@ -96,18 +96,25 @@ def _drafts(plan: Plan) -> str:
 
 
 def options_of(plan: Plan) -> str:
-    """The options of qdraft run that place layers so; empty where there is no device to name."""
+    """The options of qdraft run that place layers so; empty where none can say it."""
     devices = [use for use in plan.uses if use.device != CPU]
-    if not devices or plan.estimated:
+    if not devices or plan.estimated or len(plan.draft_params.devices) > 1:
         return ""
-    told = [f"-ngl {sum(use.target.n_layers for use in devices)}"]
-    if plan.params.tensor_split:
-        shares = ",".join(f"{n:g}" for n in plan.params.tensor_split)
-        told.append(f"-dev {','.join(plan.params.devices)} -ts {shares}")
+    n_target = sum(use.target.n_layers for use in devices)
+    n_draft = sum(use.draft.n_layers for use in devices)
+    servers = dict.fromkeys(use.description for use in devices if use.remote)
+    told = [f"--rpc {','.join(servers)}"] if servers else []
+    if n_target:
+        told.append(f"-ngl {n_target} -dev {','.join(plan.params.devices)}")
+        if plan.params.tensor_split:
+            told.append(f"-ts {','.join(f'{n:g}' for n in plan.params.tensor_split)}")
+    else:
+        told.append("-ngl 0")
     if plan.draft is None:
         told.append("--no-draft")
     else:
-        told.append(f"-ngld {sum(use.draft.n_layers for use in devices)}")
+        told.append(f"-devd {plan.draft_params.devices[0]}")
+        told += [f"-ngld {n_draft}"] if n_draft else []
     return " ".join(told)
 
 
@@ -124,6 +131,7 @@ def plan_report(plan: Plan, rows: Sequence[Row] | None) -> dict[str, Any]:
         "choices": [asdict(choice) for choice in plan.choices],
         "smaller_draft": plan.smaller_draft,
         "given": asdict(plan.given),
+        "run": options_of(plan),
         "verified": None
         if rows is None
         else [{**asdict(row), "off": row.off, "agrees": row.agrees} for row in rows],
@@ -134,21 +142,18 @@ def verified_view(rows: Sequence[Row]) -> RenderableType:
     """The plan against llama.cpp's own figures."""
     table = tuple(
         (
-            row.device, row.model, row.kind, _gib(row.planned), _gib(row.told),
-            "mapped" if _inside(row) else f"{100 * row.off:.1f} %", "" if row.agrees else "differs",
+            row.device, row.model, row.kind, _gib(row.planned),
+            None if row.span is None else _gib(row.span), _gib(row.told),
+            f"{100 * row.off:.1f} %", "" if row.agrees else "differs",
         )
         for row in rows
     )  # fmt: skip
-    columns = ("device", "model", "kind", "planned", "llama.cpp", "off", "")
+    columns = ("device", "model", "kind", "planned", "mapped", "llama.cpp", "off", "")
     views: list[RenderableType] = [as_table(Sheet("Loaded, GiB", columns, table))]
-    if any(map(_inside, rows)):
+    if any(row.span not in (None, row.planned) or row.repacked for row in rows):
         views += wrapped(
-            "note", "mapped: the stretch of the file from the first to the last tensor that the "
-            "CPU reads; only what it reads takes memory"
+            "note", "mapped: the stretch of the file from the first to the last tensor that a "
+            "device reads, which llama.cpp counts; only what is read takes memory, and repacked "
+            "weights are counted a second time"
         )  # fmt: skip
     return Group(*views)
-
-
-def _inside(row: Row) -> bool:
-    """Is the stretch that is mapped more than what is needed of it?"""
-    return row.mapped > 0 and row.planned < 0.99 * row.told
