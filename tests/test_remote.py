@@ -229,6 +229,21 @@ class TestServers:
         assert "ended by an error" in said  # the summary is there too
         assert waited < 10
 
+    def test_one_client_at_a_time(self, far: str) -> None:
+        """The second one is told, and not at the cost of the first; a study lets its cells in."""
+        code = (
+            "import subprocess, sys; from qdraft.engine.remote import connect; "
+            "connect([sys.argv[1]], hold=sys.argv[2] == 'hold'); "
+            "sys.exit(subprocess.run([sys.executable, '-m', 'qdraft', 'devices', '--rpc', "
+            "sys.argv[1]]).returncode)"
+        )
+        for hold, status in (("free", 0), ("hold", 6), ("free", 0)):
+            done = subprocess.run(
+                [sys.executable, "-c", code, far, hold], capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == status, done.stderr
+            assert ("one client at a time" in done.stderr) == (status == 6)
+
     def test_a_port_that_is_taken(self, far: str) -> None:
         said = one_error(qdraft("rpc-server", "-p", far.split(":")[1]), 6)
         assert "cannot be listened at: Address already in use" in said

@@ -53,11 +53,13 @@ def parse_servers(text: str | None) -> tuple[str, ...]:
     return servers
 
 
-def connect(servers: Sequence[str]) -> None:
+def connect(servers: Sequence[str], *, hold: bool = True) -> None:
     """Make the devices of these servers devices of this process; harmless when repeated.
 
-    Raises UsageError on a build without RPC, and ServerError for a server that is down or speaks
-    another version of the protocol.
+    A server takes one client at a time. ``hold`` keeps the connection, so that no other gets in;
+    without it there is none as long as no model is loaded there. Raises UsageError on a build
+    without RPC, and ServerError for a server that is down or speaks another version of the
+    protocol.
     """
     new = [server for server in servers if server not in _servers]
     if not new:
@@ -81,11 +83,11 @@ def connect(servers: Sequence[str]) -> None:
             raise ServerError(f"the RPC server {server} offers no device")
         function("ggml_backend_register", None, _pointer)(registry)
         _servers[server] = address
-        # Without anything that holds it, ggml closes the connection, and another client gets in.
-        first = function("ggml_backend_reg_dev_get", _pointer, _pointer, _count)(registry, 0)
-        start = function("ggml_backend_dev_init", _pointer, _pointer, _text)
-        _held.append(LIFELINE.call(start, first, None, within=_GREETING_S))
-        keep_alive()
+        if hold:
+            first = function("ggml_backend_reg_dev_get", _pointer, _pointer, _count)(registry, 0)
+            start = function("ggml_backend_dev_init", _pointer, _pointer, _text)
+            _held.append(LIFELINE.call(start, first, None, within=_GREETING_S))
+            keep_alive()
 
 
 def _reach(server: str) -> tuple[str, int]:

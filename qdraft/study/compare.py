@@ -66,7 +66,7 @@ def compare(
     kept, so that a comparison that was interrupted goes on where it was. Raises QDraftError for
     what concerns all of them; a rung that fails is yielded with its error.
     """
-    connect(plan.servers)
+    connect(plan.servers, hold=False)  # each cell is a client of its own
     facts = require_model(plan.reference)
     files = [_known(rung, facts) for rung in plan.rungs]
     params = plan.params
