@@ -95,6 +95,21 @@ class TestPlacement:
         assert target["moved"] == {"CPU": 2}
         assert not found["kv"]["shared"]
 
+    def test_devices_of_an_entry_in_models_yaml(
+        self, far: str, files: Files, tmp_path: Path
+    ) -> None:
+        own = tmp_path / "models.yaml"
+        own.write_text(
+            f"pairs:\n  far:\n    target: {files[1]}\n    draft: {files[3]}\n    context: 512\n"
+            f"    devices:\n      rpc: {far}\n      device: RPC0\n      gpu-layers: 11\n"
+            "      device-draft: none\n",
+            encoding="utf-8",
+        )
+        found = run_json("--pair", "far", "--models-file", str(own), "-p", "Hi.", "-n", "4")
+        assert [placed["n_offloaded"] for placed in found["placed"]] == [11, 0]
+        plan = qdraft("plan", "--pair", "far", "--models-file", str(own), "--json")
+        assert json.loads(plan.stdout)["devices"][0]["target"]["n_layers"] == 11
+
     def test_what_is_shown(self, far: str, files: Files) -> None:
         said = qdraft("run", *files, *SHORT, "--rpc", far, "-ngl", "9").stderr
         assert "placed   target 9 layers on RPC0 (" in said
@@ -128,7 +143,7 @@ class TestPlacement:
 
 class TestPlan:
     def test_a_plan_is_what_llama_cpp_then_takes(self, far: str, files: Files) -> None:
-        """cases.md 33: weights, two caches and working memory, by device, within 5 %."""
+        """Case 33: weights, two caches and working memory, by device, within 5 %."""
         result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--verify",
                         "--json")  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
@@ -175,7 +190,12 @@ class TestPlan:
     def test_memory_that_runs_out_is_explained_and_tried_again_smaller(self, files: Files) -> None:
         """The server claims the memory of the machine, but may take less."""
         require_rpc()
-        less = ("bash", "-c", 'ulimit -v 420000; exec "$@"', "-")
+        if not Path("/proc/self/status").exists():
+            pytest.skip("needs /proc")
+        with server() as (_, process):
+            told = Path(f"/proc/{process.pid}/status").read_text()
+        most = int(told.split("VmPeak:")[1].split()[0]) + 200_000  # kB; all of it takes 300 MB
+        less = ("bash", "-c", f'ulimit -v {most}; exec "$@"', "-")
         with server(prefix=less) as (address, _):
             result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "--json")
             assert result.returncode == 0, result.stderr
