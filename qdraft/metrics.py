@@ -93,14 +93,17 @@ def summarize(
     one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
     usual = {n: median(times) for n, times in _times_by_width(later).items()}
     alone = _ratio(len(plain), sum(_settled(r, usual) for r in plain))
+    timed = drafted
     if costs and costs.over_a_link and costs.target_s:
-        alone = 1 / costs.target_s  # without what the first one sets up
+        # Without what the first decode of each width sets up there.
+        one, alone = costs.target_s, 1 / costs.target_s
+        timed = [r for i, r in enumerate(drafted) if r.n_draft in {d.n_draft for d in drafted[:i]}]
     settled = _ratio(
         sum(r.n_emitted for r in later), sum(r.draft_s + _settled(r, usual) for r in later)
     )
     alpha = _ratio(n_accepted, n_tested)
     c = _c([r for r in later if source in (None, r.source)], one)
-    v = {} if c is None else _v(drafted, one)
+    v = {} if c is None else _v(timed, one)
     if costs:
         _, known_c, known_v = costs.medians()
         c = known_c.get(source) if c is None and source else c

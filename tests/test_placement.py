@@ -120,6 +120,19 @@ class TestChoose:
         assert sum(found[0].target) == 11
         assert found[0].draft[0] == 0
 
+    def test_what_fits_comes_before_what_does_not(self) -> None:
+        """One number is given: the other model takes what is left, not more."""
+        target, draft, room = needs(10, 100), needs(10, 20), Room(700, 8.0)
+        for asked in ({"n_target": 6}, {"n_draft": 11}):
+            found = choose(target, draft, [room], 0.8, **asked)[0]
+            assert found.draft is not None
+            assert found.fits
+            taken = [shares_of(target, found.target)[0], shares_of(draft, found.draft)[0]]
+            assert sum(share.total for share in taken) <= 700
+        assert sum(choose(target, draft, [room], 0.8, n_target=6)[0].draft or ()) > 0
+        assert sum(choose(target, draft, [room], 0.8, n_draft=11)[0].target) > 0
+        assert not choose(target, draft, [room], 0.8, n_target=11)[0].fits
+
     def test_a_draft_that_may_go_to_one_room_only_is_not_crowded_out_of_it(self) -> None:
         """The target could go elsewhere as well."""
         target, draft = needs(20, 100), needs(20, 20)

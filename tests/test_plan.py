@@ -81,6 +81,20 @@ class TestOnTheCpu:
         assert plans[2].n_ctx_most == 8192
         assert plans[2].smaller_draft is None
 
+    def test_devices_that_are_not_here_are_planned_for_as_asked(
+        self, smollm2: tuple[Path, Path]
+    ) -> None:
+        files = ("plan", "-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512", "--json")
+        found = json.loads(qdraft(*files, "--vram", "1G", "-devd", "none", "-nkvo").stdout)
+        use = found["devices"][0]
+        assert (use["target"]["n_layers"], use["draft"]["n_layers"]) == (31, 0)
+        assert use["target"]["kv"] == 0
+        assert found["devices"][1]["target"]["kv"] > 0
+        found = json.loads(qdraft(*files, "--vram", "1G", "-ngl", "4", "-ngld", "7").stdout)
+        use = found["devices"][0]
+        assert (use["target"]["n_layers"], use["draft"]["n_layers"]) == (4, 7)
+        assert "has no device for them" in one_error(qdraft(*files, "-ngld", "7"), 2)
+
     def test_a_smaller_draft_is_named_where_it_would_fit(self, smollm2: tuple[Path, Path]) -> None:
         """The target as its own draft is too large; a type of some bits would fit beside it."""
         target = smollm2[0]

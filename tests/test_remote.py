@@ -110,6 +110,12 @@ class TestPlacement:
         plan = qdraft("plan", "--pair", "far", "--models-file", str(own), "--json")
         assert json.loads(plan.stdout)["devices"][0]["target"]["n_layers"] == 11
 
+    def test_the_draft_elsewhere_and_the_target_here(self, far: str, files: Files) -> None:
+        found = run_json(
+            *files, *SHORT, "--rpc", far, "-dev", "none", "-devd", "RPC0", "-ngld", "all"
+        )
+        assert [placed["n_offloaded"] for placed in found["placed"]] == [0, 31]
+
     def test_what_is_shown(self, far: str, files: Files) -> None:
         said = qdraft("run", *files, *SHORT, "--rpc", far, "-ngl", "9").stderr
         assert "placed   target 9 layers on RPC0 (" in said
@@ -132,6 +138,7 @@ class TestPlacement:
             (("-ot", "x=RPC9"), "tensors cannot be put on RPC9"),
             (("-sm", "row"), "split_mode row does not work with RPC0"),
             (("-devd", "none", "-ngld", "3"), "--device-draft is none, but"),
+            (("-devd", "none", "-otd", "x=RPC0"), "tensors cannot be put on RPC0"),
         ],
         ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
     )

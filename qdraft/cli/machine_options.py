@@ -168,6 +168,7 @@ class Machine:
             target,
             n_ctx=n_ctx if n_ctx_draft is None else n_ctx_draft,
             n_gpu_layers=parse_gpu_layers(self.gpu_layers_draft, "--gpu-layers-draft"),
+            devices=() if self.device_draft else target.devices,
             override_tensors=parse_overrides(self.override_tensor_draft, moe=self.cpu_moe_draft),
             cache_type_k=self.cache_type_k_draft or self.cache_type_k,
             cache_type_v=self.cache_type_v_draft or self.cache_type_v,

@@ -78,7 +78,8 @@ class Choice:
     """Layers on each room, for target and draft; None for a draft that is left out.
 
     ``speed`` is what is expected over the target on the CPU alone, ``n_draft`` the draft length
-    that brings it, ``c`` the time of a draft token over that of a target token.
+    that brings it, ``c`` the time of a draft token over that of a target token. ``fits`` is False
+    where layers were asked for that no room has a place for.
     """
 
     target: Counts
@@ -86,6 +87,7 @@ class Choice:
     speed: float
     n_draft: int = 0
     c: float = 0.0
+    fits: bool = True
 
 
 def lay_out(
@@ -171,7 +173,9 @@ def choose(
         forced = for_target if n_target is not None else ()
         counts = lay_out(target, n, sizes, forced)
         if counts is not None:
-            alone.append(Choice(counts, None, whole / sum(read_times(target, counts, rooms))))
+            speed = whole / sum(read_times(target, counts, rooms))
+            fits = _fits(sizes, shares_of(target, counts))
+            alone.append(Choice(counts, None, speed, fits=fits))
         if draft is None:
             continue
         pairs: list[tuple[Counts | None, Counts | None]] = []
@@ -186,7 +190,7 @@ def choose(
             for of_target, of_draft in pairs
             if of_target is not None and of_draft is not None
         ]
-    best = [max(kind, key=lambda one: one.speed) for kind in (both, alone) if kind]
+    best = [max(kind, key=lambda one: (one.fits, one.speed)) for kind in (both, alone) if kind]
     if draft is not None and both and best[0].n_draft == 0 and n_draft is None:
         could_be = sum(first or ())
         if could_be and not sum(best[0].draft or ()):
@@ -197,6 +201,12 @@ def choose(
 def _left(sizes: Sequence[int], taken: Sequence[Share]) -> list[int]:
     """What is left of rooms; the CPU is not one of them."""
     return [max(0, size - share.total) for size, share in zip(sizes, taken, strict=False)]
+
+
+def _fits(sizes: Sequence[int], *models: Sequence[Share]) -> bool:
+    """Is there room for the shares of all models?"""
+    taken = [sum(share.total for share in of_room) for of_room in zip(*models, strict=True)]
+    return all(size <= room for size, room in zip(taken, sizes, strict=False))
 
 
 def _choice(
@@ -213,7 +223,9 @@ def _choice(
     c = sum(read_times(draft, of_draft, rooms)) / token
     row = (_ROW_ON_CPU * on_cpu + _ROW_ON_DEVICE * on_devices) / token
     gain, k = max((speedup(alpha, k, c, 1 + row * k), k) for k in range(MOST_DRAFTED + 1))
-    return Choice(counts, of_draft, gain * sum(target.weights) / token, k, c)
+    sizes = [room.n_bytes for room in rooms]
+    fits = _fits(sizes, shares_of(target, counts), shares_of(draft, of_draft))
+    return Choice(counts, of_draft, gain * sum(target.weights) / token, k, c, fits)
 
 
 def _most(

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from qdraft.engine.lifeline import LIFELINE
 from qdraft.errors import EngineError
 
 log = logging.getLogger("qdraft.llama.cpp")
@@ -72,8 +73,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     There the interrupt would be raised inside the callback, reported and lost. Here it sets a
     flag, which the yielded function tells, and goes to its handler when the call has returned; a
-    second one goes there at once. Only the main thread hears signals: elsewhere, and where they are
-    ignored, this changes nothing.
+    second one goes there at once while a server is waited for. Only the main thread hears signals:
+    elsewhere, and where they are ignored, this changes nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -83,7 +84,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
-        if len(heard) > 1:
+        if len(heard) > 1 and LIFELINE.started:  # else it would be raised in a callback
             handler(number, frame)
 
     signal.signal(signal.SIGINT, hear)

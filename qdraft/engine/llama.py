@@ -24,7 +24,7 @@ from qdraft.engine.library import (
 )
 from qdraft.engine.params import EngineParams
 from qdraft.engine.placing import Placed, place, read_back
-from qdraft.engine.remote import device_library
+from qdraft.engine.remote import device_library, keep_alive
 from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import (
     ContextError,
@@ -32,7 +32,6 @@ from qdraft.errors import (
     EngineError,
     ModelFileError,
     RollbackError,
-    ServerError,
 )
 from qdraft.types import MAX_N_DRAFT
 
@@ -76,6 +75,8 @@ class LlamaModel:
             with interruptible() as interrupted, listening(self.lines):
 
                 def report(share: float, _user_data: object) -> bool:
+                    if share == 0:
+                        keep_alive()
                     if progress:
                         progress(share)
                     return not interrupted()
@@ -130,9 +131,9 @@ class LlamaModel:
     def close(self) -> None:
         if self._model:
             self.vocab.close()
-            with suppress(ServerError):  # the memory of a lost server is lost with it
-                self._lib.llama_model_free(self._model)
-            self._model = None
+            model, self._model = self._model, None
+            with suppress(EngineError):  # the memory of a lost server is lost with it
+                self._lib.llama_model_free(model)
 
 
 class LlamaEngine:
@@ -180,6 +181,7 @@ class LlamaEngine:
         if not self._context:
             words = f"no context of {n_ctx} tokens for {model.path.name}: {native_error()}"
             raise DeviceMemoryError(words, hint=_LESS) if _is_short(lines) else EngineError(words)
+        keep_alive()
         self.lines = [*model.lines, *lines]  # what llama.cpp said of the model and this context
         self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
         self.n_threads = n_threads
@@ -275,9 +277,9 @@ class LlamaEngine:
     def close(self) -> None:
         if self._context:
             self._lib.llama_batch_free(self._batch)
-            with suppress(ServerError):  # the memory of a lost server is lost with it
-                self._lib.llama_free(self._context)
-            self._context = None
+            context, self._context = self._context, None
+            with suppress(EngineError):  # the memory of a lost server is lost with it
+                self._lib.llama_free(context)
 
     @property
     def placed(self) -> Placed:

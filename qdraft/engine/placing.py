@@ -99,6 +99,7 @@ def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
         raise UsageError("options of a GPU make no sense with --device none")
     if chosen and params.main_gpu >= len(chosen):
         raise UsageError(f"main_gpu is {params.main_gpu}, but there are {len(chosen)} devices")
+    _overrides(params, chosen)
     if params.split_mode == "row":
         for device in chosen:
             if not splits_rows(device):

@@ -26,8 +26,9 @@ def needs(path: Path, params: EngineParams) -> Needs:
     Weights are those of the file. llama.cpp is asked for its caches and working memory, at the
     context that is wanted and at twice that. Raises what loading raises.
     """
-    layers = ALL_LAYERS if chosen_devices(params) else 0
-    wanted = replace(params, n_gpu_layers=layers, tensor_split=())
+    wanted = params.on_cpu()
+    if chosen_devices(params):
+        wanted = replace(params, n_gpu_layers=ALL_LAYERS, tensor_split=())
     model = LlamaModel(path, wanted, dry=True)
     try:
         engine = LlamaEngine(model, wanted)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdraft.core.placement import Choice, Counts, Needs, Room, choose, largest_context, shares_of
 from qdraft.engine.devices import Device, devices, free_memory
-from qdraft.engine.params import ALL_LAYERS, EngineParams
+from qdraft.engine.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.engine.placing import CPU, chosen_devices, require_placeable
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, require_model
@@ -116,7 +116,9 @@ def make_plan(
     estimated = bool(given.sizes) and not devices_here()
     free = free_memory()
     where = [*found, Device(CPU, "memory of this machine", "cpu", False, free, free)]
+    choices: list[Choice] = []
     for _ in range(_TRIES):
+        before = choices
         choices = choose(
             of_target, of_draft, rooms, given.alpha,
             n_target=_wanted(params, of_target), n_draft=_wanted(draft_params, of_draft),
@@ -139,10 +141,11 @@ def make_plan(
                 if path]  # fmt: skip
         shares = [[one.get(device.name, Share()) for device in where] for one in told]
         taken = [sum(share.total for share in of_room) for of_room in zip(*shares, strict=True)]
-        if all(size <= room.n_bytes for size, room in zip(taken, rooms, strict=False)):
-            break
         of_target = _at_least(of_target, shares[0])
         of_draft = _at_least(of_draft, shares[1]) if of_draft and shares[1:] else of_draft
+        fits = all(size <= room.n_bytes for size, room in zip(taken, rooms, strict=False))
+        if fits or choices == before:
+            break
     shared = sum(
         share.total
         for of_model in shares
@@ -150,13 +153,17 @@ def make_plan(
         if device.unified
     )
     where[-1] = replace(where[-1], free=max(0, free - shared))
+    models[0] = (of_target, best.target)
+    if of_draft and best.draft is not None:
+        models[1] = (of_draft, best.draft)
     facts = require_model(target)
     return Plan(
         target=target,
         draft=draft if best.draft is not None else None,
         n_ctx=of_target.n_ctx,
         n_ctx_most=largest_context(
-            models, [*(room.n_bytes for room in rooms), free - _margin(free)],
+            models,
+            [*(room.n_bytes for room in rooms), where[-1].free - _margin(free)],
             facts.n_ctx_train or of_target.n_ctx,
         ),
         n_ctx_train=facts.n_ctx_train or of_target.n_ctx,
@@ -186,7 +193,8 @@ def _devices(params: EngineParams, draft_params: EngineParams, given: Given) -> 
     found = _usable(params)
     found += [one for one in _usable(draft_params) if one.name not in {d.name for d in found}]
     if not found and not given.sizes:
-        require_placeable(params, found)
+        for one in (params, draft_params):
+            require_placeable(one, found)
     if not found:
         return [
             Device(f"device {i + 1}", "not here, planned for", "gpu", False, size, size)
@@ -200,7 +208,9 @@ def _devices(params: EngineParams, draft_params: EngineParams, given: Given) -> 
 
 def _names(params: EngineParams, given: Given) -> list[str] | None:
     """The devices that a model may go to; None for any, where all are made up."""
-    return None if given.sizes and not devices_here() else [one.name for one in _usable(params)]
+    if given.sizes and not devices_here():
+        return [] if NO_DEVICE in params.devices else None
+    return [one.name for one in _usable(params)]
 
 
 def _usable(params: EngineParams) -> list[Device]:

@@ -109,7 +109,7 @@ def options_of(plan: Plan) -> str:
         if plan.params.tensor_split:
             told.append(f"-ts {','.join(f'{n:g}' for n in plan.params.tensor_split)}")
     else:
-        told.append("-ngl 0")
+        told.append("-dev none")
     if plan.draft is None:
         told.append("--no-draft")
     else:
