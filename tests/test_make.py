@@ -20,12 +20,12 @@ from test_schedule import Clock
 from qdraft import EngineParams, Pair, SamplingParams, models_file, registry
 from qdraft.calibration import write_texts
 from qdraft.cli.make import beside, parse_layers, parse_tensor_types
-from qdraft.core.costmodel import speedup
+from qdraft.core.costmodel import best_n_draft, speedup
 from qdraft.engine.quantize import Recipe, plan, quantize
 from qdraft.errors import UsageError
 from qdraft.render.made import recipe_name
 from qdraft.study.overlap import overlap
-from qdraft.study.search import WIDTHS, best, measure_costs, recipes
+from qdraft.study.search import WIDTHS, measure_costs, recipes
 from qdraft.testing import FakeCourier, FakeEngine
 
 
@@ -72,10 +72,10 @@ class TestSearch:
 
     def test_the_best_length_is_the_cost_models(self) -> None:
         v = {n: 1 + 0.1 * (n - 1) for n in WIDTHS}
-        n_draft, predicted = best(0.8, 0.2, v)
+        n_draft, predicted = best_n_draft(0.8, 0.2, v)
         assert predicted == max(speedup(0.8, k, 0.2, v[k + 1]) for k in range(1, 9))
         assert predicted == speedup(0.8, n_draft, 0.2, v[n_draft + 1])
-        assert best(0.3, 0.9, v) == (0, 1.0)
+        assert best_n_draft(0.3, 0.9, v) == (0, 1.0)
 
     @pytest.mark.real
     def test_recipes_are_tried_and_the_fastest_is_made(

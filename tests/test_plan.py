@@ -11,7 +11,7 @@ from test_cli import one_error, qdraft
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
-from qdraft.cli.plan import parse_size
+from qdraft.cli.options import parse_size
 from qdraft.engine.params import EngineParams
 from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header

@@ -94,7 +94,7 @@ def explain(
     known |= _of_files(target, draft)
     if experts:
         known["experts"] = _experts(experts)
-    n_bytes = _bytes(memory) if memory else None
+    n_bytes = opt.parse_size(memory, "--memory") if memory else None
     if memory and not (target and draft):
         raise UsageError("--memory needs both files (-m, -d), whose sizes it is held against")
     situation = Situation(temperature, n_prompt, n_predict, users, n_bytes)
@@ -159,11 +159,3 @@ def _experts(text: str) -> tuple[int, int]:
     if not found or not 0 < int(found[1]) <= int(found[2]):
         raise UsageError(f"--experts is {text}, but must be as 8/64: those of a token, and all")
     return int(found[1]), int(found[2])
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text, re.I)
-    if not found:
-        raise UsageError(f"--memory is {text}, but must be a size such as 8G")
-    power = " KMGT".index(found[2].upper() or " ")
-    return int(float(found[1]) * float(1024**power))

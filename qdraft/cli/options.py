@@ -12,6 +12,7 @@ import typer
 from qdraft.errors import UsageError
 
 _MODELS, _TEXT, _SAMPLING = "Models", "Prompt and text", "Sampling"
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DRAFTING, MACHINE, _OUTPUT = "Drafting", "Machine", "Output"
 
 
@@ -203,3 +204,11 @@ def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
         token = int(found[1])
         biases[token] = biases.get(token, 0.0) + float(found[2])
     return biases
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes, from 12G, 500M or a number. Raises UsageError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"{option} is {text}, but must be a size such as 12G or 500M")
+    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -20,7 +19,6 @@ from qdraft.render.plan import plan_report, plan_view, verified_view
 from qdraft.render.progress import Bars
 
 _PLAN = "Plan"
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Vram = Annotated[
     str | None,
@@ -69,8 +67,8 @@ def plan(
     Answers what fits, what to leave out, how long a context may be, and how to run it.
     """
     given = Given(
-        sizes=tuple(parse_size(part, "--vram") for part in vram.split(",")) if vram else (),
-        margin=parse_size(margin, "--margin") if margin else None,
+        sizes=tuple(opt.parse_size(part, "--vram") for part in vram.split(",")) if vram else (),
+        margin=opt.parse_size(margin, "--margin") if margin else None,
         alpha=alpha,
         device_speed=device_speed,
     )
@@ -92,11 +90,3 @@ def plan(
             out.print(verified_view(rows))
     if rows is not None and not all(row.agrees for row in rows):
         raise typer.Exit(1)
-
-
-def parse_size(text: str, option: str) -> int:
-    """Bytes, from 12G, 500M or a number. Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise UsageError(f"{option} is {text}, but must be a size such as 12G or 500M")
-    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qdraft.core.costmodel import speedup
-from qdraft.types import Share
+from qdraft.core.costmodel import best_n_draft
+from qdraft.types import DecodeParams, Share
 
-MOST_DRAFTED = 8
 # A further row of a verify batch, as a share of the time of one: weights are read once for all of
 # them, and a CPU soon has to compute for longer than it reads.
 _ROW_ON_CPU = 0.10
@@ -174,7 +173,7 @@ def choose(
         counts = lay_out(target, n, sizes, forced)
         if counts is not None:
             speed = whole / sum(read_times(target, counts, rooms))
-            fits = _fits(sizes, shares_of(target, counts))
+            fits = fits_in(sizes, shares_of(target, counts))
             alone.append(Choice(counts, None, speed, fits=fits))
         if draft is None:
             continue
@@ -203,8 +202,8 @@ def _left(sizes: Sequence[int], taken: Sequence[Share]) -> list[int]:
     return [max(0, size - share.total) for size, share in zip(sizes, taken, strict=False)]
 
 
-def _fits(sizes: Sequence[int], *models: Sequence[Share]) -> bool:
-    """Is there room for the shares of all models?"""
+def fits_in(sizes: Sequence[int], *models: Sequence[Share]) -> bool:
+    """Is there room for the shares of all models? ``sizes`` may leave the CPU out."""
     taken = [sum(share.total for share in of_room) for of_room in zip(*models, strict=True)]
     return all(size <= room for size, room in zip(taken, sizes, strict=False))
 
@@ -222,9 +221,10 @@ def _choice(
     token = on_cpu + on_devices
     c = sum(read_times(draft, of_draft, rooms)) / token
     row = (_ROW_ON_CPU * on_cpu + _ROW_ON_DEVICE * on_devices) / token
-    gain, k = max((speedup(alpha, k, c, 1 + row * k), k) for k in range(MOST_DRAFTED + 1))
+    most = DecodeParams().most_drafted
+    k, gain = best_n_draft(alpha, c, {k + 1: 1 + row * k for k in range(1, most + 1)})
     sizes = [room.n_bytes for room in rooms]
-    fits = _fits(sizes, shares_of(target, counts), shares_of(draft, of_draft))
+    fits = fits_in(sizes, shares_of(target, counts), shares_of(draft, of_draft))
     return Choice(counts, of_draft, gain * sum(target.weights) / token, k, c, fits)
 
 
@@ -252,7 +252,5 @@ def largest_context(
     while low < high:
         middle = (low + high + 1) // 2
         shares = [shares_of(needs.at(256 * middle), counts) for needs, counts in models]
-        sums = [sum(share.total for share in of_room) for of_room in zip(*shares, strict=True)]
-        fits = all(size <= room for size, room in zip(sums, rooms, strict=True))
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if fits_in(rooms, *shares) else (low, middle - 1)
     return 256 * low

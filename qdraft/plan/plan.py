@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft.core.placement import Choice, Counts, Needs, Room, choose, largest_context, shares_of
+from qdraft.core.placement import (
+    Choice,
+    Counts,
+    Needs,
+    Room,
+    choose,
+    fits_in,
+    largest_context,
+    shares_of,
+)
 from qdraft.engine.devices import Device, devices, free_memory
 from qdraft.engine.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.engine.placing import CPU, chosen_devices, require_placeable
@@ -140,11 +149,9 @@ def make_plan(
                 for path, how, _ in zip((target, draft), placed, models, strict=False)
                 if path]  # fmt: skip
         shares = [[one.get(device.name, Share()) for device in where] for one in told]
-        taken = [sum(share.total for share in of_room) for of_room in zip(*shares, strict=True)]
         of_target = _at_least(of_target, shares[0])
         of_draft = _at_least(of_draft, shares[1]) if of_draft and shares[1:] else of_draft
-        fits = all(size <= room.n_bytes for size, room in zip(taken, rooms, strict=False))
-        if fits or choices == before:
+        if choices == before or fits_in([room.n_bytes for room in rooms], *shares):
             break
     shared = sum(
         share.total

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdraft.core.costmodel import break_even_alpha, expected_tokens, speedup
+from qdraft.core.costmodel import best_n_draft, break_even_alpha, expected_tokens
 
 MOST = 16  # tokens of a draft that are looked at
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models
@@ -107,9 +107,8 @@ def best_length(
     With ``n_rows`` texts decoded together, times are those of all of them.
     """
     one = v_at(v, n_rows)
-    found = {k: speedup(alpha, k, c, v_at(v, n_rows * (k + 1)) / one) for k in range(1, MOST + 1)}
-    k = max(found, key=lambda n: found[n])
-    return (k, found[k]) if found[k] > 1 else (0, 1.0)
+    costs = {k + 1: v_at(v, n_rows * (k + 1)) / one for k in range(1, MOST + 1)}
+    return best_n_draft(alpha, c, costs)
 
 
 def _formula(alpha: float, c: float, v: float, k: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from qdraft.core.costmodel import best_n_draft
 from qdraft.engine.llama import LlamaEngine, LlamaModel
 from qdraft.engine.params import EngineParams
 from qdraft.engine.protocol import Engine
@@ -24,7 +25,7 @@ from qdraft.study.fold import fold
 from qdraft.study.logits import LogitsWriter, read_blocks
 from qdraft.study.overlap import overlap
 from qdraft.study.perplexity import evaluate, rows_at_once
-from qdraft.study.search import best, measure_costs
+from qdraft.study.search import measure_costs
 from qdraft.study.work import built_in
 from qdraft.types import DecodeParams, SamplingParams
 
@@ -110,7 +111,7 @@ def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
         c, v = measure_costs(*engines, time.perf_counter)
         target_s = seconds_of_one(pair.target_engine)
         used = shared or own
-        chosen = {t: best(mean.value, c, v) for t, mean in used.by_temperature.items()}
+        chosen = {t: best_n_draft(mean.value, c, v) for t, mean in used.by_temperature.items()}
         samples = list(
             bench.measure(
                 pair, built_in(), temperatures, sampling=PLAIN,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from qdraft.core.costmodel import speedup
+from qdraft.core.costmodel import best_n_draft
 from qdraft.engine.params import EngineParams
 from qdraft.engine.protocol import Engine
 from qdraft.engine.quantize import Recipe, quantize
@@ -90,7 +90,7 @@ def try_recipes(
                 copy = pair.courier.copy if pair.courier else None
                 found = overlap(*engines, texts, copy)
                 c, v = measure_costs(*engines, clock, v)
-                n_draft, predicted = best(found.sum_min, c, v)
+                n_draft, predicted = best_n_draft(found.sum_min, c, v)
                 rungs.append(
                     Rung(recipe, made.n_bytes, found, copy is not None, c, n_draft, predicted)
                 )
@@ -132,10 +132,3 @@ def measure_costs(
         engine.truncate(0)
     one = median(times[1])
     return median(times[0]) / one, v or {n: median(times[n]) / one for n in wanted}
-
-
-def best(alpha: float, c: float, v: dict[int, float]) -> tuple[int, float]:
-    """The draft length with the highest predicted speed-up, and that; (0, 1) where none pays."""
-    found = {n - 1: speedup(alpha, n - 1, c, cost) for n, cost in v.items()}
-    n_draft = max(found, key=lambda k: found[k])
-    return (n_draft, found[n_draft]) if found[n_draft] > 1 else (0, 1.0)

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qdraft.core.costmodel import best_n_draft
 from qdraft.engine.library import default_threads
 from qdraft.engine.params import EngineParams
 from qdraft.errors import QDraftError
 from qdraft.plan.fitting import open_fitting
 from qdraft.study.cell import Progress
 from qdraft.study.rung import seconds_of_one
-from qdraft.study.search import best, measure_costs
+from qdraft.study.search import measure_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _measure(
             target_s = seconds_of_one(pair.target_engine)
     except QDraftError as error:
         return Setting(name, params, same_output=same_output, error=str(error))
-    n_draft, speed = best(alpha, c, v)
+    n_draft, speed = best_n_draft(alpha, c, v)
     return Setting(name, params, 1 / target_s, c, n_draft, speed / target_s, same_output)
 
 
