@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
+from qdraft.cli.machine_options import parse_overrides
 from qdraft.engine.devices import Device
 from qdraft.engine.params import ALL_LAYERS, EngineParams
 from qdraft.engine.placing import chosen_devices, device_of, not_as_asked, read_back
@@ -121,6 +123,20 @@ def test_devices_that_are_not_there() -> None:
     with pytest.raises(UsageError, match="there is no device CUDA7"):
         chosen_devices(EngineParams(devices=("CUDA7",)))
     assert chosen_devices(EngineParams(devices=("none",))) == []
+
+
+def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
+    """--cpu-moe: gate, up and down of both layers, and nothing else."""
+    from qdraft.engine.llama import LlamaEngine, LlamaModel
+
+    params = EngineParams(n_ctx=64, override_tensors=parse_overrides(None, moe=True))
+    model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), params)
+    engine = LlamaEngine(model, params)
+    try:
+        assert engine.placed.moved == {"CPU": 6}
+    finally:
+        engine.close()
+        model.close()
 
 
 @pytest.mark.real

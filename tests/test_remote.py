@@ -191,8 +191,11 @@ class TestPlan:
             counts = {use["device"]: use["target"]["n_layers"] for use in plan["devices"]}
             assert all(0 < n < 31 for n in counts.values()), counts
             found = run_json(*files, *SHORT, *plan["run"].split())
+            main = run_json(*files, *SHORT, *both, "-ngl", "all", "-sm", "none", "-mg", "1")
         placed = found["placed"][0]["devices"]
         assert {name: placed[name]["n_layers"] for name in counts} == counts
+        assert main["placed"][0]["devices"]["RPC1"]["n_layers"] == 31
+        assert "RPC0" not in main["placed"][0]["devices"]
 
     def test_memory_that_runs_out_is_explained_and_tried_again_smaller(self, files: Files) -> None:
         """The server claims the memory of the machine, but may take less."""
