@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from qdraft.study.statistics import Ratio, Run, speed_ratio
+from qdraft.decoding.intervals import Ratio, Run, speed_ratio
 
 Rows = Sequence[dict[str, Any]]
 Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"

@@ -15,7 +15,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from qdraft.engine.library import default_threads, library_version
+from qdraft.host import default_threads
+from qdraft.llama.native import library_version
 from qdraft.paths import cache_dir
 
 TOOLS = (

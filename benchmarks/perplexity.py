@@ -20,8 +20,8 @@ from typing import Any
 from llamacpp import tool
 from rig import rig
 
-from qdraft.calibration import evaluation_text
-from qdraft.engine.library import default_threads
+from qdraft.host import default_threads
+from qdraft.making.calibration import evaluation_text
 
 N_CTX = 512
 # What both tell: the name here, llama-perplexity's line, and where it is in qdraft's JSON.

@@ -18,7 +18,7 @@ from pathlib import Path
 from rig import rig
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
-from qdraft.engine.library import library_version
+from qdraft.llama.native import library_version
 
 PROMPTS = {
     "code": "Write a Python function that sorts a list using quicksort.",

@@ -18,10 +18,10 @@ from rig import rig
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
 from qdraft.study import bench
-from qdraft.study.fold import fold
+from qdraft.study.bench_rows import fold
+from qdraft.study.prompts import built_in
 from qdraft.study.replay import replay
 from qdraft.study.tune import costs_of, record_pair
-from qdraft.study.work import built_in
 
 WAYS = {
     "fixed 2": DecodeParams(draft_policy="fixed", n_draft=2),

@@ -25,11 +25,11 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
 from qdraft import EngineParams, SamplingParams, open_pair
-from qdraft.calibration import PROMPTS, built_in_text, to_chunks, write_texts
-from qdraft.engine.imatrix import collect
-from qdraft.engine.library import default_threads
-from qdraft.engine.llama import LlamaModel
-from qdraft.engine.quantize import Recipe, quantize
+from qdraft.host import default_threads
+from qdraft.llama.context import LlamaModel
+from qdraft.llama.imatrix import collect
+from qdraft.llama.quantize import Recipe, quantize
+from qdraft.making.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.paths import cache_dir, new_file
 
 SIZES: dict[str, dict[str, int]] = {

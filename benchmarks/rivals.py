@@ -20,9 +20,9 @@ from pathlib import Path
 
 from llamacpp import tool
 
-from qdraft.engine.devices import devices
-from qdraft.engine.extra_buffers import extra_buffers_are_safe
-from qdraft.engine.library import default_threads
+from qdraft.host import default_threads
+from qdraft.llama.devices import devices
+from qdraft.llama.repack_probe import extra_buffers_are_safe
 
 N_CTX = 1024
 _DECODED = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")

@@ -26,12 +26,12 @@ from rivals import N_CTX, Run, Server, Setting, run_simple
 from work import LONG, TUNING
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
-from qdraft.engine.library import default_threads
-from qdraft.machine import described
-from qdraft.registry import load
-from qdraft.source import materialize
-from qdraft.study.work import KINDS, WARM_UP
-from qdraft.text import encode_prompt
+from qdraft.host import default_threads
+from qdraft.pairs.packages import materialize
+from qdraft.pairs.registry import load
+from qdraft.session.store import described
+from qdraft.session.text import encode_prompt
+from qdraft.study.prompts import KINDS, WARM_UP
 
 SERVER = "llama-server"
 # qdraft without one of its mechanisms each; the pair for it is opened with other sharing.

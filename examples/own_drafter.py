@@ -6,14 +6,14 @@ proposes, the emitted text is the target's.
 
 from collections.abc import Sequence
 
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import FixedSchedule
-from qdraft.decode import decode
-from qdraft.drafters.base import NoDrafter
-from qdraft.metrics import summarize
+from qdraft.decoding.drafters.protocol import NoDrafter
+from qdraft.decoding.loop import decode
+from qdraft.decoding.policy.schedule import FixedSchedule
+from qdraft.decoding.records import SamplingParams
+from qdraft.decoding.rng import SeededRng
+from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.summary import summarize
 from qdraft.testing import FakeClock, FakeEngine, FakeVocab, ScriptedDrafter
-from qdraft.types import SamplingParams
 
 TEXT = [0, 1, 2, 3, 1, 2, 4]
 

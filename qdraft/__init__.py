@@ -15,8 +15,17 @@ Importing this package does not load the native library; opening a pair does.
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-from qdraft.check import Check
-from qdraft.engine.params import EngineParams
+from qdraft.decoding.records import (
+    Chunk,
+    DecodeParams,
+    Distribution,
+    Draft,
+    FinishReason,
+    Origin,
+    Round,
+    SamplingParams,
+)
+from qdraft.decoding.summary import Summary
 from qdraft.errors import (
     ContextError,
     DeviceMemoryError,
@@ -29,22 +38,13 @@ from qdraft.errors import (
     ServerError,
     UsageError,
 )
-from qdraft.metrics import Summary
-from qdraft.types import (
-    Chunk,
-    DecodeParams,
-    Distribution,
-    Draft,
-    FinishReason,
-    Origin,
-    Round,
-    SamplingParams,
-)
+from qdraft.llama.params import EngineParams
+from qdraft.session.check import Check
 
 if TYPE_CHECKING:
-    from qdraft.generation import Generation
-    from qdraft.opening import open_pair
-    from qdraft.pair import ModelInfo, Pair
+    from qdraft.session.generation import Generation
+    from qdraft.session.opening import open_pair
+    from qdraft.session.pair import ModelInfo, Pair
 
 __version__ = _version("qdraft")
 
@@ -79,11 +79,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "open_pair":
-        from qdraft.opening import open_pair
+        from qdraft.session.opening import open_pair
 
         return open_pair
     if name in ("Generation", "ModelInfo", "Pair"):
-        from qdraft import pair
+        from qdraft.session import pair
 
         return getattr(pair, name)
     raise AttributeError(f"module 'qdraft' has no attribute {name!r}")

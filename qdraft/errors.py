@@ -61,3 +61,9 @@ class DeviceMemoryError(EngineError):
 
 class ServerError(EngineError):
     """An RPC server is down, speaks another version of the protocol, or is lost."""
+
+
+def require(condition: bool, name: str, value: object, rule: str) -> None:
+    """Raise UsageError that says what ``name`` must be, unless ``condition`` holds."""
+    if not condition:
+        raise UsageError(f"{name} is {value}, but must be {rule}")

@@ -8,11 +8,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.core.rng import Rng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import Gate
+from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.records import Draft
+from qdraft.decoding.rng import Rng
+from qdraft.decoding.sampling import Sampler
 from qdraft.errors import ContextError, RollbackError
-from qdraft.types import Draft
 
 LogitsFn = Callable[[tuple[int, ...]], Sequence[float]]
 Result = TypeVar("Result")

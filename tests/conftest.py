@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qdraft import registry
-from qdraft.source import materialize
+from qdraft.pairs import registry
+from qdraft.pairs.packages import materialize
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qdraft.core.rng import Rng, SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import FixedSchedule, Schedule
-from qdraft.decode import Stop, decode
-from qdraft.drafters.base import Drafter
-from qdraft.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.protocol import Drafter
+from qdraft.decoding.loop import Stop, decode
+from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
+from qdraft.decoding.records import Round, SamplingParams
+from qdraft.decoding.rng import Rng, SeededRng
+from qdraft.decoding.sampling import Sampler
 from qdraft.testing import FakeClock, FakeEngine, FakeVocab, LogitsFn
-from qdraft.types import Round, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)

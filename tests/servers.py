@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from qdraft.engine.library import native
+from qdraft.llama.native import native
 
 
 def require_rpc() -> None:

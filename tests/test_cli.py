@@ -23,9 +23,9 @@ from qdraft.cli.options import (
     read_prompt,
 )
 from qdraft.cli.run import Output, _show
-from qdraft.engine.quantize import Recipe, quantize
+from qdraft.decoding.records import Chunk
 from qdraft.errors import UsageError
-from qdraft.types import Chunk
+from qdraft.llama.quantize import Recipe, quantize
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs/schema/run.json").read_text())
 PROMPT = ("-p", "What is the capital of France?")

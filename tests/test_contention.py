@@ -10,7 +10,7 @@ import pytest
 from test_metrics import make
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
-from qdraft.core.contention import Contention
+from qdraft.session.contention import Contention
 
 
 def test_three_slow_decodes_in_a_row() -> None:

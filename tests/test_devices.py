@@ -11,9 +11,9 @@ from test_cli import qdraft
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
-from qdraft.engine.devices import KINDS, build, devices
-from qdraft.engine.ggml import function
 from qdraft.errors import EngineError
+from qdraft.llama.devices import KINDS, build, devices
+from qdraft.llama.ggml import function
 from qdraft.render.devices import gpu_hints
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import tiny
 
-from qdraft.engine.extra_buffers import _run_child, ask
-from qdraft.engine.library import build_id, cpu_id, default_threads, library_version, overload
-from qdraft.engine.llama import LlamaEngine, LlamaModel
-from qdraft.engine.params import EngineParams
-from qdraft.engine.quantize import Recipe, quantize
-from qdraft.engine.vocab import require_same_vocab
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.pair import Pair
-from qdraft.types import DecodeParams, SamplingParams
+from qdraft.host import cpu_id, default_threads, overload
+from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.native import build_id, library_version
+from qdraft.llama.params import EngineParams
+from qdraft.llama.quantize import Recipe, quantize
+from qdraft.llama.repack_probe import _run_child, ask
+from qdraft.llama.vocab import require_same_vocab
+from qdraft.session.pair import Pair
 
 pytestmark = pytest.mark.real
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams, machine
-from qdraft.exact import DEPTHS, Exactness, probe_exactness
+from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
 from qdraft.render.summary import _exact
+from qdraft.session import store as machine
+from qdraft.session.bit_identity import DEPTHS, Exactness, probe_exactness
 from qdraft.testing import FakeEngine, FakeVocab
 
 GREEDY = SamplingParams(temperature=0)

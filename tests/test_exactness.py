@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
 
-import qdraft.core.acceptance as acceptance
-from qdraft.core.acceptance import block_rejection, rejection
-from qdraft.core.rng import Rng, SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.drafters.model import ModelDrafter
+import qdraft.decoding.verification as acceptance
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.records import Distribution, Draft, SamplingParams, Verdict
+from qdraft.decoding.rng import Rng, SeededRng
+from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.verification import block_rejection, rejection
 from qdraft.testing import FakeEngine, ScriptedDrafter, enumerate_law
-from qdraft.types import Distribution, Draft, SamplingParams, Verdict
 
 PENALTIES = SamplingParams(
     temperature=0.9,

@@ -14,7 +14,7 @@ import tiny
 from test_cli import qdraft
 
 from qdraft.errors import UsageError
-from qdraft.hub import choose
+from qdraft.pairs.hub import choose
 
 FILES = ["README.md", "m-F16.gguf", "m-Q4_0.gguf", "mmproj-F16.gguf"]
 SPLIT = ["big/m-Q8_0-00001-of-00002.gguf", "big/m-Q8_0-00002-of-00002.gguf"]

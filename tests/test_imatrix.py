@@ -12,12 +12,12 @@ import pytest
 import tiny
 
 from qdraft import EngineParams
-from qdraft.calibration import built_in_text, to_chunks
-from qdraft.engine.imatrix import collect
-from qdraft.engine.llama import LlamaModel
-from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.gguf.imatrix import ImportanceMatrix, load
+from qdraft.llama.context import LlamaModel
+from qdraft.llama.imatrix import collect
+from qdraft.llama.quantize import Recipe, quantize
+from qdraft.making.calibration import built_in_text, to_chunks
 
 # llama-imatrix -m SmolLM2-135M-Instruct.Q4_1.gguf -f qdraft/data/calibration.txt -c 512 --chunks 2
 # of llama-cpp-python 0.3.36: sum of the means of a weight, and the means of columns 0, 100, 500.

@@ -14,12 +14,12 @@ import pytest
 import tiny
 from test_cli import qdraft
 
-from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import parts_of, read_facts
 from qdraft.gguf.header import LongArray, read_header
 from qdraft.gguf.pairing import compare
 from qdraft.gguf.template import template_renders
+from qdraft.llama.quantize import Recipe, quantize
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from qdraft.engine.lifeline import Lifeline
 from qdraft.errors import ServerError
+from qdraft.llama.rpc_guard import Lifeline
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
 
-from qdraft.check import Check, check
-from qdraft.core.acceptance import verify
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.drafters.base import NoDrafter
-from qdraft.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.protocol import NoDrafter
+from qdraft.decoding.records import Draft, FinishReason, Origin, SamplingParams
+from qdraft.decoding.rng import SeededRng
+from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.verification import verify
 from qdraft.errors import ContextError, LogitsError, RollbackError
+from qdraft.session.check import Check, check
 from qdraft.testing import FakeCourier, FakeEngine, ScriptedDrafter
-from qdraft.types import Draft, FinishReason, Origin, SamplingParams
 
 
 def alone(n_predict: int = 32, **kwargs: object) -> list[int]:

@@ -17,15 +17,17 @@ from fakes import engine
 from test_cli import qdraft as invoke
 from test_schedule import Clock
 
-from qdraft import EngineParams, Pair, SamplingParams, models_file, registry
-from qdraft.calibration import write_texts
+from qdraft import EngineParams, Pair, SamplingParams
 from qdraft.cli.make import beside, parse_layers, parse_tensor_types
-from qdraft.core.costmodel import best_n_draft, speedup
-from qdraft.engine.quantize import Recipe, plan, quantize
+from qdraft.decoding.policy.model import best_n_draft, speedup
 from qdraft.errors import UsageError
-from qdraft.render.made import recipe_name
-from qdraft.study.overlap import overlap
-from qdraft.study.search import WIDTHS, measure_costs, recipes
+from qdraft.llama.quantize import Recipe, plan, quantize
+from qdraft.making.calibration import write_texts
+from qdraft.making.overlap import overlap
+from qdraft.making.try_recipes import WIDTHS, measure_costs, recipes
+from qdraft.pairs import editing as models_file
+from qdraft.pairs import registry
+from qdraft.render.make import recipe_name
 from qdraft.testing import FakeCourier, FakeEngine
 
 

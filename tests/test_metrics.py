@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fakes import engine, model_drafter, run
 
-from qdraft.core.costmodel import break_even_alpha, expected_tokens, speedup
-from qdraft.core.costs import CostTable
-from qdraft.metrics import summarize
-from qdraft.types import Origin, Round
+from qdraft.decoding.policy.costs import CostTable
+from qdraft.decoding.policy.model import break_even_alpha, expected_tokens, speedup
+from qdraft.decoding.records import Origin, Round
+from qdraft.decoding.summary import summarize
 
 
 def make(

@@ -9,11 +9,11 @@ import pytest
 import tiny
 from test_cli import qdraft
 
-from qdraft import models_file
-from qdraft.engine.quantize import Recipe, quantize
 from qdraft.errors import UsageError
-from qdraft.gguf import find
-from qdraft.gguf.find import gguf_files, known_folders, ollama_models, propose, read_all
+from qdraft.llama.quantize import Recipe, quantize
+from qdraft.pairs import editing as models_file
+from qdraft.pairs import scan as find
+from qdraft.pairs.scan import gguf_files, known_folders, ollama_models, propose, read_all
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ import pytest
 from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
 from test_exactness import distance, target_law
 
-from qdraft.core.costs import CostTable
-from qdraft.core.rng import Rng, SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import CostAwareSchedule, CountingGate, FixedSchedule
-from qdraft.drafters.base import NoDrafter
-from qdraft.drafters.cascade import CascadeDrafter
-from qdraft.drafters.hybrid import HybridDrafter
-from qdraft.drafters.model import ModelDrafter
-from qdraft.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.cascade import CascadeDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.protocol import NoDrafter
+from qdraft.decoding.policy.costs import CostTable
+from qdraft.decoding.policy.schedule import CostAwareSchedule, CountingGate, FixedSchedule
+from qdraft.decoding.rng import Rng, SeededRng
+from qdraft.decoding.sampling import Sampler
 from qdraft.testing import FakeEngine, enumerate_law
 
 

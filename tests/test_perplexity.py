@@ -9,7 +9,7 @@ import pytest
 from fakes import engine, vocab
 
 from qdraft.errors import LogitsError, UsageError
-from qdraft.study.logits import (
+from qdraft.study.logit_store import (
     LogitsWriter,
     log_softmax,
     pack,

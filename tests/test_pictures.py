@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from qdraft.errors import UsageError
-from qdraft.render.page import save_page
-from qdraft.render.pictures import drawing, save_pictures
-from qdraft.render.sheet import Sheet, as_csv, as_markdown, told
-from qdraft.study.pictures import Bars, Curves, Line, costs_picture, line_of
+from qdraft.render.charts import drawing, save_pictures
+from qdraft.render.html import save_page
+from qdraft.render.tables import Sheet, as_csv, as_markdown, told
+from qdraft.study.chart_data import Bars, Curves, Line, costs_picture, line_of
 
 CURVES = Curves(
     "A curve", "x", "y",

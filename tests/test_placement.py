@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdraft.core.costmodel import speedup
-from qdraft.core.placement import (
+from qdraft.decoding.policy.model import speedup
+from qdraft.placement.choose import (
     Needs,
     Room,
     choose,

@@ -12,10 +12,10 @@ import tiny
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft.cli.machine_options import parse_overrides
-from qdraft.engine.devices import Device
-from qdraft.engine.params import ALL_LAYERS, EngineParams
-from qdraft.engine.placing import chosen_devices, device_of, not_as_asked, read_back
 from qdraft.errors import UsageError
+from qdraft.llama.devices import Device
+from qdraft.llama.params import ALL_LAYERS, EngineParams
+from qdraft.llama.placed import chosen_devices, device_of, not_as_asked, read_back
 
 CPU = Device("CPU", "a CPU", "cpu", False, 2**34, 2**34)
 GPU = Device("CUDA0", "a GPU", "gpu", False, 2**33, 2**33)
@@ -127,7 +127,7 @@ def test_devices_that_are_not_there() -> None:
 
 def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
     """--cpu-moe: gate, up and down of both layers, and nothing else."""
-    from qdraft.engine.llama import LlamaEngine, LlamaModel
+    from qdraft.llama.context import LlamaEngine, LlamaModel
 
     params = EngineParams(n_ctx=64, override_tensors=parse_overrides(None, moe=True))
     model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), params)
@@ -141,7 +141,7 @@ def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_tensors_by_pattern(source_file: Path) -> None:
-    from qdraft.engine.llama import LlamaEngine, LlamaModel
+    from qdraft.llama.context import LlamaEngine, LlamaModel
 
     params = EngineParams(n_ctx=256, override_tensors=((r"blk\.[01]\.ffn_up", "CPU"),))
     model = LlamaModel(source_file, params)

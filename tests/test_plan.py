@@ -12,13 +12,13 @@ from test_cli import one_error, qdraft
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft.cli.options import parse_size
-from qdraft.engine.params import EngineParams
 from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header
-from qdraft.plan.fitting import open_fitting
-from qdraft.plan.needs import needs, weights_by_layer
-from qdraft.plan.plan import Given, make_plan
-from qdraft.plan.verified import Row, verify
+from qdraft.llama.params import EngineParams
+from qdraft.placement.needs import needs, weights_by_layer
+from qdraft.placement.plan import Given, make_plan
+from qdraft.session.compare_loaded import Row, verify
+from qdraft.session.fitting import open_fitting
 
 
 def test_sizes() -> None:

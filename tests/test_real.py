@@ -12,10 +12,10 @@ from test_ngram import CascadeAlone
 
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, SamplingParams
-from qdraft.core.costs import ENOUGH
-from qdraft.drafters.model import ModelDrafter
-from qdraft.engine.llama import LlamaEngine, LlamaModel
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.policy.costs import ENOUGH
 from qdraft.errors import EngineError, ModelFileError, UsageError
+from qdraft.llama.context import LlamaEngine, LlamaModel
 
 pytestmark = pytest.mark.real
 
@@ -223,7 +223,7 @@ def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
 
 
 def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
-    from qdraft.engine.devices import devices
+    from qdraft.llama.devices import devices
 
     if any(device.takes_layers for device in devices()):
         pytest.skip("this build has a GPU")

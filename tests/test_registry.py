@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qdraft import registry
 from qdraft.errors import ModelFileError, UsageError
-from qdraft.source import _source_file, materialize
+from qdraft.pairs import registry
+from qdraft.pairs.packages import _source_file, materialize
 
 
 def write(folder: Path, text: str) -> Path:

@@ -262,7 +262,7 @@ class TestServers:
     def test_one_client_at_a_time(self, far: str) -> None:
         """The second one is told, and not at the cost of the first; a study lets its cells in."""
         code = (
-            "import subprocess, sys; from qdraft.engine.remote import connect; "
+            "import subprocess, sys; from qdraft.llama.rpc import connect; "
             "connect([sys.argv[1]], hold=sys.argv[2] == 'hold'); "
             "sys.exit(subprocess.run([sys.executable, '-m', 'qdraft', 'devices', '--rpc', "
             "sys.argv[1]]).returncode)"

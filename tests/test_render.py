@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from test_metrics import PROMPT, make
 
-from qdraft.check import Check
-from qdraft.metrics import summarize
+from qdraft.decoding.records import Chunk, FinishReason, Origin
+from qdraft.decoding.summary import summarize
 from qdraft.render.console import THEME, TextStream
 from qdraft.render.progress import Bars
 from qdraft.render.summary import check_view, summary_view
-from qdraft.types import Chunk, FinishReason, Origin
+from qdraft.session.check import Check
 
 
 def console(*, terminal: bool = False) -> Console:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, engine, run
 
-from qdraft.core.costmodel import expected_tokens, speedup
-from qdraft.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.policy.model import expected_tokens, speedup
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.study import trace as records
+from qdraft.study import recording as records
+from qdraft.study.recording import Trace, record
 from qdraft.study.replay import Costs, Replayed, replay, synthetic, with_rest
-from qdraft.study.trace import Trace, record
 from qdraft.testing import FakeCourier
-from qdraft.types import DecodeParams, SamplingParams
 
 COSTS = Costs(0.3, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
 
@@ -57,8 +57,8 @@ def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace
     texts = []
     for seed in range(6):
         target = engine(8)
-        from qdraft.core.rng import SeededRng
-        from qdraft.drafters.base import NoDrafter
+        from qdraft.decoding.drafters.protocol import NoDrafter
+        from qdraft.decoding.rng import SeededRng
 
         prompt = (1, 0, 2 + seed)
         rounds = run(
@@ -79,7 +79,7 @@ def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace
 
 def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
     """alpha of the loop itself with these models."""
-    from qdraft.core.rng import SeededRng
+    from qdraft.decoding.rng import SeededRng
 
     tested = accepted = 0
     for seed in range(6):

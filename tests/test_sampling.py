@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from qdraft.core.acceptance import residual
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler, recent
+from qdraft.decoding.records import Distribution, SamplingParams
+from qdraft.decoding.rng import SeededRng
+from qdraft.decoding.sampling import Sampler, recent
+from qdraft.decoding.verification import residual
 from qdraft.errors import LogitsError, UsageError
-from qdraft.types import Distribution, SamplingParams
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from fakes import GREEDY, PLAIN, engine, run, tokens_of, vocab
 
-from qdraft import machine
-from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import CostAwareSchedule, FixedSchedule, Schedule
-from qdraft.decode import decode
-from qdraft.drafters.base import NoDrafter
-from qdraft.drafters.model import ModelDrafter
-from qdraft.metrics import summarize
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.protocol import NoDrafter
+from qdraft.decoding.loop import decode
+from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
+from qdraft.decoding.records import Round, SamplingParams
+from qdraft.decoding.rng import SeededRng
+from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.summary import summarize
+from qdraft.session import store as machine
 from qdraft.testing import FakeCourier, FakeEngine, LogitsFn
-from qdraft.types import Round, SamplingParams
 
 
 def text_logits(seed: int) -> LogitsFn:

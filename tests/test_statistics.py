@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdraft.study.statistics import FEWEST, Ratio, Run, mean_of, speed, speed_ratio, t_quantile
+from qdraft.decoding.intervals import FEWEST, Ratio, Run, mean_of, speed, speed_ratio, t_quantile
 
 
 def pairs(

@@ -13,29 +13,29 @@ import pytest
 
 from qdraft.cli import bench as cli_bench
 from qdraft.cli import compare as cli_compare
-from qdraft.core.costmodel import expected_tokens
-from qdraft.core.costs import CostTable
-from qdraft.engine.params import EngineParams
+from qdraft.decoding.intervals import Ratio
+from qdraft.decoding.policy.costs import CostTable
+from qdraft.decoding.policy.model import expected_tokens
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, UsageError
-from qdraft.registry import TUNED
+from qdraft.llama.params import EngineParams
+from qdraft.pairs.registry import TUNED
 from qdraft.render import bench as bench_view
 from qdraft.render import compare as compare_view
-from qdraft.render.pictures import drawing, svg
-from qdraft.render.sheet import as_markdown
+from qdraft.render.charts import drawing, svg
+from qdraft.render.tables import as_markdown
 from qdraft.render.tune import tuned, verdict, winner
 from qdraft.study.bench import Sample, Written, by_place
-from qdraft.study.cell import run_cell
+from qdraft.study.bench_rows import fold
+from qdraft.study.child_job import run_cell
 from qdraft.study.compare import Plan
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
-from qdraft.study.fold import fold
-from qdraft.study.ladder import Measured, conclude
+from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
+from qdraft.study.ranking import Measured, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose
-from qdraft.study.statistics import Ratio
 from qdraft.study.tune import Tried
-from qdraft.study.work import KINDS, Task, built_in, read_tasks
 from qdraft.testing import FakeEngine, FakeVocab
-from qdraft.types import DecodeParams, SamplingParams
 
 
 def sample(

@@ -14,9 +14,10 @@ import pytest
 from test_cli import qdraft
 from test_engine import tiny_model
 
-from qdraft import models_file, registry
-from qdraft.calibration import evaluation_text
 from qdraft.errors import UsageError
+from qdraft.making.calibration import evaluation_text
+from qdraft.pairs import editing as models_file
+from qdraft.pairs import registry
 from qdraft.study.compare import Plan, compare
 
 pytestmark = pytest.mark.real

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from qdraft.errors import UsageError
+from qdraft.session.text import TextReader, encode_prompt
 from qdraft.testing import FakeVocab
-from qdraft.text import TextReader, encode_prompt
 
 BYTES = FakeVocab([bytes([i]) for i in range(256)])
 

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qdraft import registry
-from qdraft.engine.library import default_threads
-from qdraft.source import materialize
+from qdraft.host import default_threads
+from qdraft.pairs import registry
+from qdraft.pairs.packages import materialize
 
 HERE = Path(__file__).parent
 _FOLDERS = re.compile(r"(?<=[\";])/[^\"&]*/(?=[^/\"&]+\.(?:gguf|npz))")

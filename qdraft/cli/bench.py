@@ -14,14 +14,14 @@ from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, open_models
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.pair import Pair
 from qdraft.render import bench as view
 from qdraft.render.progress import Bars
+from qdraft.session.pair import Pair
 from qdraft.study.bench import Sample, measure
-from qdraft.study.fold import Bench, fold
-from qdraft.study.work import Task, built_in, read_tasks
-from qdraft.types import DecodeParams, SamplingParams
+from qdraft.study.bench_rows import Bench, fold
+from qdraft.study.prompts import Task, built_in, read_tasks
 
 _WORK = "Work"
 

@@ -7,21 +7,21 @@ from typing import Annotated
 
 import typer
 
-from qdraft.calibration import evaluation_text
 from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.studies import Shown, show_study
-from qdraft.engine.params import EngineParams
-from qdraft.engine.remote import parse_servers
 from qdraft.errors import UsageError
-from qdraft.machine import described
+from qdraft.llama.params import EngineParams
+from qdraft.llama.rpc import parse_servers
+from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as view
 from qdraft.render.progress import Bars
+from qdraft.session.store import described
 from qdraft.study.compare import Plan
 from qdraft.study.compare import compare as measure
-from qdraft.study.ladder import Comparison, Measured, conclude
+from qdraft.study.ranking import Comparison, Measured, conclude
 
 _TEXT, _TYPES = "Text", "Types made on the fly"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qdraft.cli import options as opt
 from qdraft.cli.machine_options import Rpc
-from qdraft.engine.devices import build
-from qdraft.engine.devices import devices as found_devices
-from qdraft.engine.remote import connect, parse_servers
+from qdraft.llama.devices import build
+from qdraft.llama.devices import devices as found_devices
+from qdraft.llama.rpc import connect, parse_servers
 from qdraft.render.console import show_json, table_console
 from qdraft.render.devices import devices_view, gpu_hints
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 from qdraft.cli.options import MACHINE, option
-from qdraft.engine.params import ALL_LAYERS, NO_DEVICE, EngineParams
-from qdraft.engine.remote import parse_servers
 from qdraft.errors import UsageError
+from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
+from qdraft.llama.rpc import parse_servers
 
 _DEVICES = "Devices"
 # The weights of experts, as llama.cpp's --cpu-moe has them.

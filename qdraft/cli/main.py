@@ -52,7 +52,7 @@ app.add_typer(models.app)
 
 def _version(asked: bool) -> None:
     if asked:
-        from qdraft.engine.library import library_version
+        from qdraft.llama.native import library_version
 
         print(f"qdraft {__version__}, llama-cpp-python {library_version()}")
         raise typer.Exit()

@@ -11,20 +11,20 @@ from typing import Annotated, Any
 
 import typer
 
-from qdraft import models_file as file_of_models
-from qdraft import registry
-from qdraft.calibration import MAX_WRITTEN
 from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
-from qdraft.engine.params import EngineParams
-from qdraft.engine.quantize import Planned, Recipe, plan
 from qdraft.errors import PairError, UsageError
 from qdraft.gguf.facts import Facts, require_model
-from qdraft.make import make_draft, make_matrix, search_draft
+from qdraft.llama.params import EngineParams
+from qdraft.llama.quantize import Planned, Recipe, plan
+from qdraft.making.calibration import MAX_WRITTEN
+from qdraft.making.make import make_draft, make_matrix, search_draft
+from qdraft.making.try_recipes import Rung
+from qdraft.pairs import editing as file_of_models
+from qdraft.pairs import registry
 from qdraft.render.console import show_json, talk_console
-from qdraft.render.made import ladder_view, made_view, planned_view
+from qdraft.render.make import ladder_view, made_view, planned_view
 from qdraft.render.progress import Bars
-from qdraft.study.search import Rung
 
 _DRAFT, _MATRIX = "Draft", "Importance matrix"
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from qdraft import hub, registry
-from qdraft import models_file as file_of_models
 from qdraft.cli import options as opt
 from qdraft.errors import PairError, UsageError
 from qdraft.gguf.facts import Facts, read_facts
-from qdraft.gguf.find import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
 from qdraft.gguf.pairing import INCOMPATIBLE, compare
-from qdraft.registry import Entry
+from qdraft.pairs import editing as file_of_models
+from qdraft.pairs import hub, registry
+from qdraft.pairs.registry import Entry
+from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
 from qdraft.render.console import show_json, show_line, table_console
 from qdraft.render.models import entry_view, list_view, scan_view
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft import registry
-from qdraft.engine.library import default_threads, overload
-from qdraft.engine.params import EngineParams
 from qdraft.errors import UsageError
-from qdraft.pair import SHARE_KV, Pair
-from qdraft.plan.fitting import open_fitting
-from qdraft.registry import Entry
+from qdraft.host import default_threads, overload
+from qdraft.llama.params import EngineParams
+from qdraft.pairs import registry
+from qdraft.pairs.packages import materialize
+from qdraft.pairs.registry import Entry
 from qdraft.render.progress import Bars
-from qdraft.source import materialize
+from qdraft.session.fitting import open_fitting
+from qdraft.session.pair import SHARE_KV, Pair
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from qdraft import registry
 from qdraft.errors import UsageError
-from qdraft.registry import Entry
+from qdraft.pairs import registry
+from qdraft.pairs.registry import Entry
 
 # Options of a draft model, which --no-draft and --drafter ngram do not go together with, and
 # those that say how drafting is done: given one of these, the entry's others do not stand.

@@ -9,14 +9,14 @@ import typer
 from qdraft.cli import options as opt
 from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, entry_of, files_of
-from qdraft.engine.remote import connect
 from qdraft.errors import UsageError
-from qdraft.plan.fitting import local
-from qdraft.plan.plan import ALPHA, DEVICE_SPEED, Given, make_plan
-from qdraft.plan.verified import verify
+from qdraft.llama.rpc import connect
+from qdraft.placement.plan import ALPHA, DEVICE_SPEED, Given, make_plan
 from qdraft.render.console import show_json, table_console
 from qdraft.render.plan import plan_report, plan_view, verified_view
 from qdraft.render.progress import Bars
+from qdraft.session.compare_loaded import verify
+from qdraft.session.fitting import local
 
 _PLAN = "Plan"
 

@@ -11,14 +11,14 @@ import typer
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.studies import Shown, show_study
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.pair import SHARE_KV
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
+from qdraft.session.pair import SHARE_KV
+from qdraft.study.recording import load
 from qdraft.study.replay import synthetic
-from qdraft.study.trace import load
 from qdraft.study.tune import costs_of, replay_ways, ways
-from qdraft.types import DecodeParams, SamplingParams
 
 _WHAT_IF = "What if"
 

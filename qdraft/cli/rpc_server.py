@@ -7,9 +7,9 @@ from typing import Annotated
 
 from qdraft.cli.machine_options import Threads, parse_devices
 from qdraft.cli.options import option
-from qdraft.engine.devices import devices
-from qdraft.engine.library import library_version
-from qdraft.engine.remote import DEFAULT_PORT, offered, server
+from qdraft.llama.devices import devices
+from qdraft.llama.native import library_version
+from qdraft.llama.rpc import DEFAULT_PORT, offered, server
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 import typer
 
-from qdraft.check import Check
 from qdraft.cli import options as opt
 from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, open_models
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import QDraftError, UsageError
-from qdraft.generation import Generation
-from qdraft.pair import Pair
 from qdraft.render.console import TextStream, show_json, talk_console
 from qdraft.render.placed import placed_view
 from qdraft.render.report import run_report
 from qdraft.render.summary import check_view, summary_view
-from qdraft.types import DecodeParams, SamplingParams
+from qdraft.session.check import Check
+from qdraft.session.generation import Generation
+from qdraft.session.pair import Pair
 
 INTERRUPTED = 130
 

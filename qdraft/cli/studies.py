@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.errors import UsageError
+from qdraft.render.charts import drawing, require_plotting, save_pictures
 from qdraft.render.console import show_json, show_line, table_console
-from qdraft.render.page import save_page
-from qdraft.render.pictures import drawing, require_plotting, save_pictures
-from qdraft.render.sheet import FORMATS, Sheet, as_csv, as_markdown, as_table
+from qdraft.render.html import save_page
 from qdraft.render.summary import wrapped
-from qdraft.study.pictures import Picture
+from qdraft.render.tables import FORMATS, Sheet, as_csv, as_markdown, as_table
+from qdraft.study.chart_data import Picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from qdraft.cli import options as opt
 from qdraft.cli.machine_options import Machine
 from qdraft.errors import UsageError
-from qdraft.machine import described
-from qdraft.pair import Pair
-from qdraft.registry import Entry
+from qdraft.pairs.registry import Entry
 from qdraft.render.placed import in_words
+from qdraft.session.pair import Pair
+from qdraft.session.store import described
 from qdraft.study.replay import Costs
 
 NPredictStudy = Annotated[

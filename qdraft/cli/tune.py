@@ -8,27 +8,27 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated
 
-from qdraft import models_file as file_of_models
-from qdraft import registry
 from qdraft.cli import machine_options as mach
 from qdraft.cli import options as opt
 from qdraft.cli import study_options as study
 from qdraft.cli.opening import Models, entry_of, files_of
 from qdraft.cli.studies import Shown, show_study
-from qdraft.engine.params import EngineParams
-from qdraft.engine.remote import connect
+from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
-from qdraft.pair import Pair
-from qdraft.plan.fitting import open_fitting
-from qdraft.registry import Entry
+from qdraft.llama.params import EngineParams
+from qdraft.llama.rpc import connect
+from qdraft.pairs import editing as file_of_models
+from qdraft.pairs import registry
+from qdraft.pairs.registry import Entry
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
+from qdraft.session.fitting import open_fitting
+from qdraft.session.pair import Pair
+from qdraft.study.prompts import KINDS, Task, built_in
+from qdraft.study.recording import Trace, save
 from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting, choose, try_settings
-from qdraft.study.trace import Trace, save
 from qdraft.study.tune import Tried, confirm, costs_of, record_pair, replay_ways, ways
-from qdraft.study.work import KINDS, Task, built_in
-from qdraft.types import SamplingParams
 
 _TUNING = "Tuning"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from qdraft.render.sheet import Cell, Sheet
-from qdraft.study.fold import Bench, Row
-from qdraft.study.pictures import Bars, Picture, costs_picture, places_picture
-from qdraft.study.statistics import Ratio
+from qdraft.decoding.intervals import Ratio
+from qdraft.render.tables import Cell, Sheet
+from qdraft.study.bench_rows import Bench, Row
+from qdraft.study.chart_data import Bars, Picture, costs_picture, places_picture
 
 
 def sheets(bench: Bench) -> list[Sheet]:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qdraft.render.sheet import Cell, Sheet
-from qdraft.study.ladder import Comparison, Measured
-from qdraft.study.pictures import Bars, Curves, Picture, costs_picture, line_of
+from qdraft.render.tables import Cell, Sheet
+from qdraft.study.chart_data import Bars, Curves, Picture, costs_picture, line_of
+from qdraft.study.ranking import Comparison, Measured
 
 
 def sheets(found: Comparison) -> list[Sheet]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
-from qdraft.types import Chunk, Origin
+from qdraft.decoding.records import Chunk, Origin
 
 THEME = Theme(
     {

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 
-from qdraft.engine.devices import Build, Device
-from qdraft.render.sheet import Sheet, as_table
+from qdraft.llama.devices import Build, Device
 from qdraft.render.summary import line, wrapped
+from qdraft.render.tables import Sheet, as_table
 
 _GIB = 2**30
 # How a build for a GPU is made: one line each.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from qdraft.render.sheet import Sheet
+from qdraft.render.tables import Sheet
 from qdraft.study.explain import Finding, Situation
 
 

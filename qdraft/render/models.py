@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from qdraft.gguf.facts import Facts
-from qdraft.gguf.find import Proposal
-from qdraft.registry import EVIDENCE, Entry, Registry, Value
+from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value
+from qdraft.pairs.scan import Proposal
 from qdraft.render.summary import line, wrapped
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from qdraft.engine.placing import CPU, Placed
-from qdraft.pair import Pair
+from qdraft.llama.placed import CPU, Placed
 from qdraft.render.summary import line
+from qdraft.session.pair import Pair
 
 _GIB = 2**30
 

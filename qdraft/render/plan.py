@@ -8,12 +8,11 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from qdraft.engine.placing import CPU
-from qdraft.plan.plan import Plan
-from qdraft.plan.verified import Row
-from qdraft.render.sheet import Cell, Sheet, as_table
+from qdraft.llama.placed import CPU, Share
+from qdraft.placement.plan import Plan
 from qdraft.render.summary import wrapped
-from qdraft.types import Share
+from qdraft.render.tables import Cell, Sheet, as_table
+from qdraft.session.compare_loaded import Row
 
 _GIB = 2**30
 

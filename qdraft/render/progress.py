@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from qdraft.engine.quantize import Quantized
+from qdraft.llama.quantize import Quantized
 from qdraft.render.console import talk_console
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from qdraft.check import Check
-from qdraft.engine.library import library_version
-from qdraft.generation import Generation
-from qdraft.pair import ModelInfo, Pair
+from qdraft.decoding.records import Round
+from qdraft.llama.native import library_version
 from qdraft.render.placed import placed_report
-from qdraft.types import Round
+from qdraft.session.check import Check
+from qdraft.session.generation import Generation
+from qdraft.session.pair import ModelInfo, Pair
 
 
 def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import textwrap
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qdraft.check import Check
-from qdraft.exact import Exactness
-from qdraft.metrics import CIRCLES, NOISY, Summary
-from qdraft.types import FinishReason
+from qdraft.decoding.records import FinishReason
+from qdraft.decoding.summary import CIRCLES, NOISY, Summary
+from qdraft.session.bit_identity import Exactness
+from qdraft.session.check import Check
 
 _BAR = 24
 _ENDS = {

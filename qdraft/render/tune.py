@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qdraft.core.costmodel import speedup
-from qdraft.registry import EVIDENCE, Value
-from qdraft.render.sheet import Cell, Sheet
+from qdraft.decoding.policy.model import speedup
+from qdraft.pairs.registry import EVIDENCE, Value
+from qdraft.render.tables import Cell, Sheet
+from qdraft.study.chart_data import Curves, Picture, costs_picture, line_of, places_picture
 from qdraft.study.explain import v_at
-from qdraft.study.pictures import Curves, Picture, costs_picture, line_of, places_picture
 from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting
 from qdraft.study.tune import Tried

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qdraft.calibration import takes_a_chat
-from qdraft.generation import Generation
-from qdraft.pair import Pair
-from qdraft.study.cell import Progress
-from qdraft.study.statistics import Run
-from qdraft.study.work import WARM_UP, Task
-from qdraft.types import DecodeParams, Round, SamplingParams
+from qdraft.decoding.intervals import Run
+from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.making.calibration import takes_a_chat
+from qdraft.session.generation import Generation
+from qdraft.session.pair import Pair
+from qdraft.study.child_job import Progress
+from qdraft.study.prompts import WARM_UP, Task
 
 Clock = Callable[[], float]
 

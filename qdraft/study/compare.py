@@ -10,31 +10,32 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qdraft.calibration import built_in_text, to_chunks
-from qdraft.engine.imatrix import collect
-from qdraft.engine.library import build_id, default_threads
-from qdraft.engine.llama import LlamaModel
-from qdraft.engine.params import EngineParams
-from qdraft.engine.quantize import Recipe, file_types, quantize
-from qdraft.engine.remote import connect
-from qdraft.engine.vocab import LlamaVocab
 from qdraft.errors import PairError, QDraftError, UsageError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
-from qdraft.machine import described, facts_of, store_path
-from qdraft.make import held_out
+from qdraft.host import default_threads
+from qdraft.llama.context import LlamaModel
+from qdraft.llama.imatrix import collect
+from qdraft.llama.native import build_id
+from qdraft.llama.params import EngineParams
+from qdraft.llama.quantize import Recipe, file_types, quantize
+from qdraft.llama.rpc import connect
+from qdraft.llama.vocab import LlamaVocab
+from qdraft.making.calibration import built_in_text, to_chunks
+from qdraft.making.make import held_out
 from qdraft.paths import cache_dir, new_file
-from qdraft.plan.fitting import fitted
-from qdraft.study.cell import Progress, run_cell
-from qdraft.study.ladder import Measured
+from qdraft.session.fitting import fitted
+from qdraft.session.store import described, facts_of, store_path
+from qdraft.study.child_job import Progress, run_cell
 from qdraft.study.perplexity import chunks_of
+from qdraft.study.ranking import Measured
 
 log = logging.getLogger(__name__)
 
 Cell = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
 
-_RUNG = "qdraft.study.rung"
+_RUNG = "qdraft.study.measure_quant"
 _N_PLACES = 90  # of held-out text, that acceptance is taken over
 _VERSION = 2  # of what a cell measures
 

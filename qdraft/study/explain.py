@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdraft.core.costmodel import best_n_draft, break_even_alpha, expected_tokens
+from qdraft.decoding.policy.model import best_n_draft, break_even_alpha, expected_tokens
 
 MOST = 16  # tokens of a draft that are looked at
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models

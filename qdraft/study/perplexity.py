@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.engine.protocol import Engine
+from qdraft.decoding.engine import Engine
+from qdraft.decoding.intervals import Mean, mean_of
 from qdraft.errors import LogitsError, UsageError
-from qdraft.study.logits import DEPTH, Rows, log_softmax
-from qdraft.study.statistics import Mean, mean_of
+from qdraft.study.logit_store import DEPTH, Rows, log_softmax
 
 Floats = NDArray[np.float64]
 

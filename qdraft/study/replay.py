@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.core.costs import AcceptanceTable, CostTable, RecentLoss
-from qdraft.core.rng import SeededRng
-from qdraft.core.sampling import Sampler
-from qdraft.core.schedule import schedule_for
-from qdraft.decode import decode
-from qdraft.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.loop import decode
+from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.decoding.policy.schedule import schedule_for
+from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.decoding.rng import SeededRng
+from qdraft.decoding.sampling import Sampler
 from qdraft.errors import UsageError
 from qdraft.study.bench import by_place
 from qdraft.study.explain import v_at
-from qdraft.study.logits import Rows
-from qdraft.study.trace import Logs, TextTrace, Trace
-from qdraft.types import DecodeParams, Round, SamplingParams
+from qdraft.study.logit_store import Rows
+from qdraft.study.recording import Logs, TextTrace, Trace
 
 
 @dataclass(frozen=True, slots=True)

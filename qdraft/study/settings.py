@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft.core.costmodel import best_n_draft
-from qdraft.engine.library import default_threads
-from qdraft.engine.params import EngineParams
+from qdraft.decoding.policy.model import best_n_draft
 from qdraft.errors import QDraftError
-from qdraft.plan.fitting import open_fitting
-from qdraft.study.cell import Progress
-from qdraft.study.rung import seconds_of_one
-from qdraft.study.search import measure_costs
+from qdraft.host import default_threads
+from qdraft.llama.params import EngineParams
+from qdraft.making.try_recipes import measure_costs
+from qdraft.session.fitting import open_fitting
+from qdraft.study.child_job import Progress
+from qdraft.study.measure_quant import seconds_of_one
 
 
 @dataclass(frozen=True, slots=True)

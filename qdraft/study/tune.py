@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from qdraft.calibration import takes_a_chat
+from qdraft.decoding.intervals import Ratio
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.pair import Pair
+from qdraft.making.calibration import takes_a_chat
+from qdraft.session.pair import Pair
 from qdraft.study import bench
-from qdraft.study.cell import Progress
-from qdraft.study.fold import fold
+from qdraft.study.bench_rows import fold
+from qdraft.study.child_job import Progress
+from qdraft.study.prompts import WARM_UP, Task
+from qdraft.study.recording import Trace, record
 from qdraft.study.replay import Costs, Replayed, replay
-from qdraft.study.statistics import Ratio
-from qdraft.study.trace import Trace, record
-from qdraft.study.work import WARM_UP, Task
-from qdraft.types import DecodeParams, SamplingParams
 
 _LENGTHS = range(1, 9)
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)

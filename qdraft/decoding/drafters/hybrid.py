@@ -1,0 +1,40 @@
+"""Repetitions in the text first, looked over by the model or not; the draft model elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdraft.decoding.drafters.protocol import Drafter, SourceDrafter
+from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.records import Draft
+from qdraft.decoding.rng import Rng
+from qdraft.decoding.sampling import Sampler
+
+
+class HybridDrafter:
+    """Offers repetitions where they pay, else the tokens of whoever else is expected to be fastest.
+
+    The gate weighs each source by its own record: a drafter that has not been paying is turned
+    away, at no cost, and a round is always of one source.
+    """
+
+    def __init__(self, first: Drafter, *others: SourceDrafter) -> None:
+        self._first, self._others = first, others
+        self._drafters: tuple[Drafter, ...] = (first, *others)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.begin(prompt)
+
+    def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
+        draft = Draft()
+        others = sorted(self._others, key=lambda drafter: -gate.speed(drafter.source))
+        for drafter in (self._first, *others):
+            draft = drafter.draft(context, gate, sampler, rng)
+            if draft.tokens or draft.n_rows:
+                break
+        return draft
+
+    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.accept(n_accepted, context)

@@ -1,0 +1,244 @@
+"""The records that travel between the parts: frozen, slotted, no behaviour beyond look-ups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.errors import require
+
+# One verify batch holds n_draft + 1 rows of n_vocab floats: this bounds its memory.
+MAX_N_DRAFT = 63
+
+
+class FinishReason(str, Enum):
+    """Why a text ended."""
+
+    END_OF_GENERATION = "end_of_generation"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    CONTEXT_FULL = "context_full"
+    INTERRUPTED = "interrupted"
+    ERROR = "error"
+
+
+class Origin(str, Enum):
+    """Where an emitted token came from."""
+
+    DRAFT = "draft"  # drafted, verified, accepted
+    RESIDUAL = "residual"  # replaces the first rejected draft token
+    BONUS = "bonus"  # follows a fully accepted draft
+    TARGET = "target"  # a round without a draft
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """A distribution over token ids.
+
+    ``probs`` is float64 and sums to 1. ``ids`` holds the token of each entry,
+    ascending; None means that ``probs`` is indexed by token id.
+    """
+
+    probs: NDArray[np.float64]
+    ids: NDArray[np.intp] | None = None
+
+    def prob(self, token: int) -> float:
+        """The probability of one token (0 outside the support)."""
+        return float(self.probs_of(np.array([token], dtype=np.intp))[0])
+
+    def probs_of(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The probabilities of ``tokens``, shape [n]; 0 outside the support."""
+        if self.ids is None:
+            places = np.minimum(tokens, len(self.probs) - 1)
+            known = tokens < len(self.probs)
+        else:
+            places = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
+            known = self.ids[places] == tokens
+        return np.where(known, self.probs[places], 0.0)
+
+    def token(self, place: int) -> int:
+        """The token id of entry ``place`` of ``probs``."""
+        return place if self.ids is None else int(self.ids[place])
+
+    def dense(self, n_vocab: int) -> NDArray[np.float64]:
+        """The same distribution as an array indexed by token id, shape [n_vocab]."""
+        if self.ids is None:
+            return np.pad(self.probs, (0, max(0, n_vocab - len(self.probs))))[:n_vocab]
+        out = np.zeros(n_vocab)
+        out[self.ids] = self.probs
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Tokens proposed for one round.
+
+    ``probs[i]`` is exactly the distribution that ``tokens[i]`` was drawn from,
+    after all truncation; ``probs`` None means that the tokens were not drawn at
+    all (a point mass each). ``source`` names the drafter, ``confidence`` holds its
+    largest probability (or another measure from 0 to 1) at each token. ``n_rows``
+    counts the draft rows that were paid for, ``n_caught_up`` the tokens that the
+    drafter had to read first. ``dropped`` is True when the drafter had to give the
+    round up (bad logits).
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: tuple[Distribution, ...] | None = None
+    source: str = ""
+    confidence: tuple[float, ...] = ()
+    n_rows: int = 0
+    n_caught_up: int = 0
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided: the accepted prefix and the token after it."""
+
+    n_accepted: int
+    n_tested: int
+    token: int
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: draft, verify, accept.
+
+    ``tokens`` are the emitted ones, ``draft_tokens`` the proposed ones, ``n_context`` the length of
+    the text before the round. ``n_prompt`` counts prompt tokens evaluated in this round (only the
+    first has any); ``confidence``, ``n_draft_rows`` and ``n_caught_up`` are the draft's own
+    account. Times in seconds: ``draft_s`` drafting, ``verify_s`` the target's decode, ``other_s``
+    the rest.
+    """
+
+    index: int
+    source: str
+    n_context: int
+    n_prompt: int
+    n_draft: int
+    n_tested: int
+    n_accepted: int
+    tokens: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    origin: Origin
+    confidence: tuple[float, ...]
+    n_draft_rows: int
+    n_caught_up: int
+    dropped: bool
+    finish_reason: FinishReason | None
+    draft_s: float
+    verify_s: float
+    other_s: float
+
+    @property
+    def n_emitted(self) -> int:
+        return len(self.tokens)
+
+    def origin_of(self, place: int) -> Origin:
+        """Where ``tokens[place]`` came from."""
+        return Origin.DRAFT if place < self.n_accepted else self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One emitted token and the text that it released.
+
+    ``text`` may be empty (half a character, a held-back stop string, a control token); the last
+    chunk of a text has ``token`` None and flushes what was held.
+    """
+
+    text: str
+    token: int | None
+    origin: Origin | None
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen from a row of logits; defaults are llama.cpp's.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0,
+    ``typical_p`` 1, ``repeat_penalty`` 1 and zero penalties switch a step off.
+    ``repeat_last_n`` is the window of the penalties (-1: the whole text).
+    ``logit_bias`` maps token ids to an additive bias, -inf bans a token.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty"):
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
+        require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 (off) to 1")
+        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0, at most 1 (off)")
+        require(self.repeat_penalty > 0, "repeat_penalty", self.repeat_penalty, "above 0")
+        require(self.repeat_last_n >= -1, "repeat_last_n", self.repeat_last_n, "-1 or more")
+        for token, bias in self.logit_bias.items():
+            require(token >= 0, "logit_bias token", token, "0 or more")
+            require(not math.isnan(bias) and bias < math.inf, "logit_bias", bias, "below +inf")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeParams:
+    """How much is generated and how it is drafted.
+
+    ``n_predict`` -1 generates until the text ends or the context is full.
+    ``drafter`` is "model" (the pair's draft), "ngram" (repetitions in the text) or "hybrid" (those
+    first, the model where they do not pay). ``draft_policy`` is "auto" (as many tokens as pay by
+    measured costs, none if none do), "fixed" (always ``n_draft``) or "confidence" (until the
+    draft's top probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
+    round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under every policy.
+    ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one; it repeats
+    a text where the draft lengths repeat, that is not under "auto". ``verify`` above temperature 0:
+    "block" as a whole, or "token" by token.
+    ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
+    token at a time, as a probe finds; where there are none the target runs alone.
+    """
+
+    n_predict: int = -1
+    drafter: str = "model"
+    n_draft: int | None = None
+    draft_policy: str = "auto"
+    p_min: float | None = None
+    verify: str = "block"
+    exact: bool = False
+    stop: tuple[str, ...] = ()
+    seed: int = -1
+
+    def __post_init__(self) -> None:
+        require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")
+        require(
+            0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
+        )
+        require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
+        drafters = ("model", "ngram", "hybrid")
+        require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
+        policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
+        require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
+        require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
+        rules = ("token", "block")
+        require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
+        require("" not in self.stop, "stop", '""', "a string that is not empty")
+
+    @property
+    def most_drafted(self) -> int:
+        """``n_draft``, or what it is where nothing was asked for."""
+        unasked = 8 if self.draft_policy == "auto" else 4
+        return unasked if self.n_draft is None else self.n_draft

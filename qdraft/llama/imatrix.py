@@ -1,0 +1,207 @@
+"""Collecting an importance matrix: what flows into each weight while the model reads a text.
+
+llama.cpp's scheduler asks a callback for every node of the graph whether it wants to see it. Nodes
+that multiply a weight with activations are wanted; the activations are read from wherever they
+are, CPU or device, and their squares summed (see ``qdraft.gguf.imatrix``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.errors import EngineError
+from qdraft.gguf.imatrix import ImportanceMatrix
+from qdraft.host import default_threads
+from qdraft.llama.context import LlamaModel
+from qdraft.llama.ggml import function
+from qdraft.llama.native import forget_errors, interruptible, native, native_error
+from qdraft.llama.params import EngineParams
+from qdraft.llama.quantize import Progress
+
+CHUNK = 512  # tokens that are read as one text
+_STEP = 128  # tokens a decode: every one of them gets a row of logits, which is memory
+_F32, _I32 = 0, 26  # ggml_type
+
+
+class _Tensor(ctypes.Structure):
+    """struct ggml_tensor of ggml.h, which the binding leaves opaque."""
+
+
+_Tensor._fields_ = [
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(_Tensor) * 10),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64),
+    ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
+]
+
+
+class _Ggml:
+    """The few functions of ggml that the collector needs, bound once."""
+
+    def __init__(self) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self.name = function("ggml_get_name", ctypes.c_char_p, pointer)
+        self.n_bytes = function("ggml_nbytes", size, pointer)
+        self.get = function("ggml_backend_tensor_get", None, pointer, pointer, size, size)
+        op_name = function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
+        ops = {op_name(op): op for op in range(80)}
+        self.mul_mat, self.mul_mat_id = ops[b"MUL_MAT"], ops[b"MUL_MAT_ID"]
+
+    def require_layout(self, address: int) -> None:
+        """Raises EngineError where this build's ggml_tensor is not the one that is bound here."""
+        tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+        if tensor.name != self.name(address) or _extent(tensor) != self.n_bytes(address):
+            raise EngineError("this build of llama.cpp has another ggml_tensor than is known here")
+
+    def read(self, tensor: Any) -> NDArray[Any]:
+        """The elements of an F32 or I32 tensor, shape ne[3], ne[2], ne[1], ne[0], as a copy."""
+        kind = {_F32: np.float32, _I32: np.int32}.get(tensor.type)
+        if kind is None:
+            raise EngineError(f"activations of ggml type {tensor.type} are not known here")
+        n = _extent(tensor)
+        data = np.empty(n, dtype=np.uint8)
+        self.get(ctypes.addressof(tensor), data.ctypes.data, 0, n)
+        shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+        elements: NDArray[Any] = data.view(kind)
+        copied: NDArray[Any] = np.lib.stride_tricks.as_strided(elements, shape, strides).copy()
+        return copied
+
+
+@lru_cache(maxsize=1)
+def _ggml() -> _Ggml:
+    return _Ggml()
+
+
+def _extent(tensor: Any) -> int:
+    """ggml_nbytes of a tensor whose elements are not in blocks."""
+    strides = zip(tensor.ne, tensor.nb, strict=True)
+    return int(tensor.nb[0] + sum((n - 1) * stride for n, stride in strides))
+
+
+class _Collector:
+    """The callback; an error in it is kept, because native code cannot raise it."""
+
+    def __init__(self, found: ImportanceMatrix) -> None:
+        self.found = found
+        self.error: Exception | None = None
+        self._ggml = _ggml()
+        self._checked = False
+
+    def __call__(self, address: int, ask: bool, _user_data: object) -> bool:
+        if self.error:
+            return False
+        try:
+            tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+            if not self._checked and tensor.type == _F32:
+                self._ggml.require_layout(address)
+                self._checked = True
+            name = self._weight(tensor)
+            if ask or name is None:
+                return name is not None or not ask
+            self._take(tensor, name)
+        except Exception as error:
+            self.error = error
+        return True
+
+    def _weight(self, tensor: Any) -> str | None:
+        """The name of the layer's weight that this node multiplies; None for other nodes."""
+        if tensor.op not in (self._ggml.mul_mat, self._ggml.mul_mat_id):
+            return None
+        name = tensor.src[0].contents.name.decode()
+        if "#" in name:  # a copy of the scheduler: BACKEND#name#number
+            name = name.split("#")[1]
+        known = name.startswith("blk.") and name.endswith(".weight")
+        return name if known and tensor.src[1].contents.type == _F32 else None
+
+    def _take(self, tensor: Any, name: str) -> None:
+        weight = tensor.src[0].contents
+        rows = self._ggml.read(tensor.src[1].contents)
+        n_columns = rows.shape[-1]
+        if tensor.op == self._ggml.mul_mat_id:
+            # [1, n_tokens, n_used or 1, columns]: row (token, slot) goes to expert ids[token, slot]
+            ids = self._ggml.read(tensor.src[2].contents)[0, 0]
+            rows = np.broadcast_to(rows[0], (*ids.shape, n_columns))
+            for expert in np.unique(ids):
+                self.found.add(name, int(expert), int(weight.ne[2]), rows[ids == expert])
+            return
+        n_matrices = int(weight.ne[2] * weight.ne[3])
+        for i3, i2 in np.ndindex(rows.shape[:2]):
+            matrix = (i3 % weight.ne[3]) * weight.ne[2] + i2 % weight.ne[2]
+            self.found.add(name, int(matrix), n_matrices, rows[i3, i2])
+
+
+def collect(
+    model: LlamaModel,
+    chunks: Sequence[Sequence[int]],
+    params: EngineParams,
+    *,
+    progress: Progress | None = None,
+) -> ImportanceMatrix:
+    """The importance matrix of a model over ``chunks``, each read as a text of its own.
+
+    Load the model without extra buffers: repacked weights hide their inputs. Raises EngineError
+    when decoding fails; KeyboardInterrupt ends it within a step of 128 tokens.
+    """
+    lib = native()
+    found = ImportanceMatrix(chunk_size=CHUNK)
+    collector = _Collector(found)
+    native_params = lib.llama_context_default_params()
+    native_params.n_ctx = max(len(chunk) for chunk in chunks)
+    native_params.n_batch = native_params.n_ubatch = _STEP
+    n_threads = params.n_threads or default_threads()
+    native_params.n_threads = native_params.n_threads_batch = n_threads
+    native_params.no_perf = True
+    eval_callback = lib.ggml_backend_sched_eval_callback(collector)
+    native_params.cb_eval = eval_callback
+    forget_errors()
+    context = lib.llama_init_from_model(model.native, native_params)
+    if not context:
+        raise EngineError(f"no context for {model.path.name}: {native_error()}")
+    batch = lib.llama_batch_init(_STEP, 0, 1)
+    try:
+        for n_done, chunk in enumerate(chunks):
+            if progress:
+                progress(n_done, len(chunks))
+            lib.llama_memory_clear(lib.llama_get_memory(context), False)
+            for start in range(0, len(chunk), _STEP):
+                _fill(batch, chunk[start : start + _STEP], start)
+                with interruptible():
+                    status = lib.llama_decode(context, batch)
+                if collector.error:
+                    raise collector.error
+                if status:
+                    raise EngineError(f"llama_decode returned {status}: {native_error()}")
+            found.n_chunks += 1
+        if progress:
+            progress(len(chunks), len(chunks))
+    finally:
+        lib.llama_batch_free(batch)
+        lib.llama_free(context)
+    return found
+
+
+def _fill(batch: Any, tokens: Sequence[int], start: int) -> None:
+    """All rows are asked for: of the last layer only those that are get computed."""
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i] = token
+        batch.pos[i] = start + i
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = 0
+        batch.logits[i] = 1

@@ -1,0 +1,117 @@
+"""How one model is loaded: where its layers go, its cache, its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdraft.decoding.records import MAX_N_DRAFT
+from qdraft.errors import UsageError, require
+
+ALL_LAYERS = -1
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+FLASH_ATTENTION = ("auto", "on", "off")
+SPLIT_MODES = ("none", "layer", "row", "tensor")  # in the order of llama_split_mode
+NO_DEVICE = "none"  # in ``devices``: the CPU alone
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParams:
+    """How one model is loaded; names and defaults are llama.cpp's unless stated.
+
+    ``n_ctx`` None is 4096 or the model's training context if that is less, 0 the latter.
+    ``n_threads`` 0 is the number of physical cores that the process may use;
+    ``n_threads_batch`` 0 is ``n_threads``.
+    ``n_gpu_layers`` None leaves it to ``qdraft.placement`` where a command or ``open_pair`` opens
+    the pair, and is all of them for a bare ``Pair``; -1 demands all. ``devices`` are names as
+    ``qdraft devices`` prints them, in the order in which layers are laid out; empty is all there
+    are, ("none",) the CPU alone. ``main_gpu`` counts among them and is the only one under
+    ``split_mode`` "none". ``override_tensors`` pairs a pattern of tensor names with the name of a
+    device or buffer type. ``kv_offload`` False keeps the KV cache in the CPU's memory.
+    ``extra_buffers`` None: for a draft, where a probe has shown that they are safe, not for a
+    target.
+    """
+
+    n_ctx: int | None = None
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    n_gpu_layers: int | None = None
+    devices: tuple[str, ...] = ()
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    override_tensors: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    extra_buffers: bool | None = None
+
+    def __post_init__(self) -> None:
+        most = 2**24
+        require(0 <= (self.n_ctx or 0) <= most, "n_ctx", self.n_ctx, f"0 (the model's) to {most}")
+        require(self.n_batch <= most, "n_batch", self.n_batch, f"at most {most}")
+        require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
+        require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
+        for name in ("n_threads", "n_threads_batch", "main_gpu"):
+            require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
+        require(
+            self.n_gpu_layers is None or ALL_LAYERS <= self.n_gpu_layers <= 100_000,
+            "n_gpu_layers", self.n_gpu_layers, "-1 (all) or more",
+        )  # fmt: skip
+        for name, known in (
+            ("cache_type_k", CACHE_TYPES), ("cache_type_v", CACHE_TYPES),
+            ("flash_attn", FLASH_ATTENTION), ("split_mode", SPLIT_MODES),
+        ):  # fmt: skip
+            kind = getattr(self, name)
+            require(kind in known, name, kind, f"one of {', '.join(known)}")
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention")
+        self._require_devices()
+
+    def _require_devices(self) -> None:
+        """What cannot be meant together, whatever devices there are."""
+        if len(set(self.devices)) < len(self.devices):
+            raise UsageError(f"devices {', '.join(self.devices)} names one twice")
+        if NO_DEVICE in self.devices and len(self.devices) > 1:
+            raise UsageError("devices is none, and names others beside that")
+        if NO_DEVICE in self.devices and self.n_gpu_layers:
+            raise UsageError("devices is none, but layers are asked for one")
+        if self.split_mode == "none" and self.tensor_split:
+            raise UsageError("split_mode none puts all on one device: tensor_split has no meaning")
+        if self.split_mode in ("layer", "tensor") and self.main_gpu:
+            raise UsageError(
+                f"main_gpu has no meaning under split_mode {self.split_mode}",
+                hint="split_mode none takes the main GPU alone, or name the devices",
+            )
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> EngineParams:
+        """From what ``dataclasses.asdict`` gave, after a way through JSON: lists become tuples."""
+
+        def frozen(value: Any) -> Any:
+            return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+        return cls(**{name: frozen(value) for name, value in told.items()})
+
+    def same_place(self, other: EngineParams) -> bool:
+        """Do weights that are loaded by these go where those of ``other`` do?"""
+        names = ("n_gpu_layers", "devices", "split_mode", "main_gpu", "tensor_split",
+                 "override_tensors")  # fmt: skip
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def elsewhere(self, devices: tuple[str, ...]) -> EngineParams:
+        """The same on other devices, without what was said of how to split over the first ones."""
+        if devices == (NO_DEVICE,):
+            return self.on_cpu()
+        return replace(self, devices=devices, split_mode="layer", main_gpu=0, tensor_split=())
+
+    def on_cpu(self) -> EngineParams:
+        """The same on the CPU alone."""
+        return replace(
+            self, n_gpu_layers=None, devices=(NO_DEVICE,), split_mode="layer", main_gpu=0,
+            tensor_split=(), kv_offload=True,
+        )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Where a model goes: what is asked of llama.cpp, and what it then says that it did."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdraft.errors import UsageError
+from qdraft.llama.devices import (
+    Device,
+    buffer_types,
+    device_pointer,
+    devices,
+    offload_devices,
+    splits_rows,
+)
+from qdraft.llama.native import native
+from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, SPLIT_MODES, EngineParams
+
+CPU = "CPU"
+_MIB = 2**20
+_LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (\S+?),")
+_BUFFER = re.compile(r": +(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+_MOVED = re.compile(r"tensor (\S+) .*buffer type overridden to (\S+)")
+_ELSEWHERE = re.compile(r"layer (\d+) is assigned to device (\S+) but (.+) is assigned to device "
+                        r"(\S+) \(usually")  # fmt: skip
+_TOGETHER = "Meta("  # what llama.cpp calls all devices as one, under split mode tensor
+_OF_SERVER = re.compile(r"RPC(\d+)\[(.+)\]")
+_KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device holds of a model: number of layers, and bytes."""
+
+    n_layers: int = 0
+    weights: int = 0
+    kv: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+
+def chosen_devices(params: EngineParams) -> list[Device]:
+    """The devices that layers may go to, in order. Raises UsageError for unknown ones."""
+    if NO_DEVICE in params.devices:
+        return []
+    found = offload_devices()
+    if params.devices:
+        known = {device.name: device for device in devices() if device.takes_layers}
+        for name in params.devices:
+            if name not in known:
+                raise UsageError(
+                    f"there is no device {name} to put layers on",
+                    hint=f"known: {', '.join(known) or 'none'}; qdraft devices shows them",
+                )
+        found = [known[name] for name in params.devices]
+    return found
+
+
+def place(native_params: Any, params: EngineParams) -> list[Any]:
+    """Write into llama_model_params where a model goes.
+
+    Returns what must be kept until the model is loaded. Raises UsageError for what this build or
+    this machine does not have, and for what makes no sense together.
+    """
+    chosen = chosen_devices(params)
+    require_placeable(params, chosen)
+    n_most = native().llama_max_devices()
+    split = (ctypes.c_float * n_most)(*params.tensor_split)
+    pointers = [device_pointer(device.name) for device in chosen]
+    named = (ctypes.c_void_p * (len(chosen) + 1))(*pointers, None)
+    overrides = _overrides(params, chosen)
+    layers = params.n_gpu_layers
+    native_params.n_gpu_layers = ALL_LAYERS if layers is None else layers
+    native_params.split_mode = SPLIT_MODES.index(params.split_mode)
+    native_params.main_gpu = params.main_gpu
+    if params.tensor_split:
+        native_params.tensor_split = split
+    if params.devices:
+        native_params.devices = ctypes.cast(named, ctypes.c_void_p)
+    if params.override_tensors:
+        native_params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    return [split, named, overrides]
+
+
+def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
+    """Raises UsageError for GPU settings without a GPU, or with too few."""
+    asked = (
+        params.n_gpu_layers or params.main_gpu or params.tensor_split
+        or params.split_mode != "layer" or not params.kv_offload
+    )  # fmt: skip
+    if asked and not chosen and NO_DEVICE not in params.devices:
+        raise UsageError(
+            "layers are asked for the GPU, but this build of llama-cpp-python has no device for "
+            "them",
+            hint="leave the GPU options out; qdraft devices tells how to get a GPU build",
+        )
+    if asked and not chosen:
+        raise UsageError("options of a GPU make no sense with --device none")
+    if chosen and params.main_gpu >= len(chosen):
+        raise UsageError(f"main_gpu is {params.main_gpu}, but there are {len(chosen)} devices")
+    _overrides(params, chosen)
+    if params.split_mode == "row":
+        for device in chosen:
+            if not splits_rows(device):
+                raise UsageError(
+                    f"split_mode row does not work with {device.name}: it cannot split rows",
+                    hint="layer works with every device, tensor with several of them",
+                )
+    if len(params.tensor_split) > max(1, len(chosen)):
+        raise UsageError(
+            f"tensor_split has {len(params.tensor_split)} parts for {len(chosen)} devices"
+        )
+
+
+def _overrides(params: EngineParams, chosen: Sequence[Device]) -> Any:
+    """The pairs of pattern and buffer type, closed by an empty one."""
+    if not params.override_tensors:
+        return None
+    known = buffer_types([CPU, *(device.name for device in chosen)])
+    for pattern, where in params.override_tensors:
+        if where not in known:
+            raise UsageError(
+                f"tensors cannot be put on {where}", hint=f"known: {', '.join(sorted(known))}"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"{pattern} is no pattern of tensor names: {error}") from error
+    pairs = [_Override(p.encode(), known[where]) for p, where in params.override_tensors]
+    return (_Override * (len(pairs) + 1))(*pairs, _Override(None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a loaded model is, by device name, as llama.cpp told it.
+
+    ``layers`` names the device of each layer; the last one is the output. ``moved`` counts the
+    tensors that were put elsewhere by pattern. ``surprises`` are sentences on what is not where
+    its layer is. ``mapped`` are, by device, those bytes of weights that are a stretch of the file,
+    from the first tensor that is used there to the last; what is not used takes no memory.
+    ``remote`` names those of its devices that are of RPC servers.
+    """
+
+    layers: tuple[str, ...]
+    shares: Mapping[str, Share]
+    moved: Mapping[str, int] = field(default_factory=dict)
+    surprises: tuple[str, ...] = ()
+    mapped: Mapping[str, int] = field(default_factory=dict)
+    remote: tuple[str, ...] = ()
+
+    @property
+    def n_offloaded(self) -> int:
+        """Layers on a device other than the CPU, the output layer counted as one."""
+        return sum(name != CPU for name in self.layers)
+
+
+def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
+    """What llama.cpp's log of loading a model and making a context says."""
+    layers: dict[int, str] = {}
+    moved: dict[str, int] = defaultdict(int)
+    sizes: dict[tuple[str, str], float] = defaultdict(float)
+    compute: dict[str, float] = {}
+    surprises: list[str] = []
+    mapped: dict[str, float] = defaultdict(float)
+    for line in lines:
+        if found := _LAYER.search(line):
+            layers[int(found[1])] = found[2]
+        elif found := _BUFFER.search(line):
+            where, kind, mib = device_of(found[1], known), found[2], float(found[3])
+            mapped[where] += mib if found[1].endswith("_Mapped") else 0
+            if kind == "compute":  # told again whenever it is reserved anew
+                compute[where] = mib
+            else:
+                sizes[where, _KINDS[kind]] += mib
+        elif found := _MOVED.search(line):
+            moved[device_of(found[2], known)] += 1
+        elif found := _ELSEWHERE.search(line):
+            surprises.append(
+                f"{found[3]} of layer {found[1]} runs on {found[4]}, not on {found[2]} with the "
+                "layer: the device lacks it"
+            )
+    for where, mib in compute.items():
+        sizes[where, "compute"] += mib
+    of_layers = [layers[i] for i in sorted(layers)]
+    names = dict.fromkeys([*of_layers, *(where for where, _ in sizes)])
+    shares = {
+        name: Share(
+            of_layers.count(name),
+            *(round(sizes[name, kind] * _MIB) for kind in ("weights", "kv", "compute")),
+        )
+        for name in names
+    }
+    as_one = any(name.startswith(_TOGETHER) for name in names)
+    remote = [one.name for one in known if one.remote and (one.name in names or as_one)]
+    return Placed(
+        tuple(of_layers), shares, dict(moved), tuple(dict.fromkeys(surprises)),
+        {name: round(mib * _MIB) for name, mib in mapped.items() if mib}, tuple(remote),
+    )  # fmt: skip
+
+
+def not_as_asked(placed: Placed, params: EngineParams) -> list[str]:
+    """Sentences on what is on the CPU although a device was asked for."""
+    total = len(placed.layers)
+    n_asked = total if params.n_gpu_layers == ALL_LAYERS else min(params.n_gpu_layers or 0, total)
+    told = list(placed.surprises)
+    if placed.n_offloaded < n_asked:
+        told.append(
+            f"{n_asked} layers were asked for devices, but {n_asked - placed.n_offloaded} of them "
+            "are on the CPU"
+        )
+    on_cpu = placed.shares.get(CPU, Share()).kv
+    if params.kv_offload and on_cpu and placed.n_offloaded == total:
+        told.append("all layers are on devices, but a part of the KV cache is on the CPU")
+    return told
+
+
+def device_of(buffer: str, known: Sequence[Device]) -> str:
+    """The device that a buffer is on, by its name; page-locked memory is the CPU's."""
+    if found := _OF_SERVER.fullmatch(buffer):
+        of_server = [device.name for device in known if device.description == found[2]]
+        return of_server[int(found[1])] if int(found[1]) < len(of_server) else buffer
+    if buffer.startswith(_TOGETHER):
+        return buffer
+    if buffer.endswith("_Host"):
+        return CPU
+    names = sorted((device.name for device in known), key=len, reverse=True)
+    return next((n for n in names if buffer == n or buffer.startswith(f"{n}_")), CPU)

@@ -1,0 +1,143 @@
+"""Are llama.cpp's extra buffer types (repacked weights, AMX tiles) safe on this machine?
+
+Some virtual machines advertise AMX and die with SIGILL when a tile instruction runs. That
+cannot be caught, so a child process tries a tiny model once per library build and CPU, and
+the answer is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from qdraft.errors import EngineError
+from qdraft.host import cpu_id
+from qdraft.llama.child import command
+from qdraft.llama.native import build_id, native
+from qdraft.paths import cache_dir, new_file
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[Sequence[str]], int]
+
+# Every weight type that some CPU build repacks or moves to tiles, one layer each.
+_TYPES = (
+    "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+_WIDTH = 256
+_N_VOCAB = 64
+
+
+@lru_cache(maxsize=1)
+def extra_buffers_are_safe() -> bool:
+    """The kept answer for this build and CPU, or that of a child process, which is then kept."""
+    return ask(cache_dir() / "extra-buffers.json", f"{build_id()} | {cpu_id()}", _run_child)
+
+
+def ask(store: Path, key: str, run: Run) -> bool:
+    """Look ``key`` up in the JSON file ``store``; else let ``run`` try, and keep its answer.
+
+    ``run`` gets a command line and returns its exit status. A child that dies of a signal
+    (or of the Windows code for an illegal instruction) means "not safe"; one that fails in
+    an ordinary way means "not safe" for now, and is not kept.
+    """
+    kept = _read(store)
+    if key in kept:
+        return kept[key]
+    with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
+        model = Path(folder) / "probe.gguf"
+        _write_tiny_model(model)
+        status = run(command(__name__, str(model)))
+    crashed = status < 0 or status in (0xC000001D, 128 + 4)
+    if status and not crashed:
+        log.warning("the probe of extra buffers failed with status %d: they stay off", status)
+        return False
+    try:
+        with new_file(store) as part:
+            part.write_text(json.dumps({**kept, key: not crashed}, indent=1), encoding="utf-8")
+    except OSError as error:
+        log.warning("the answer of the probe cannot be kept in %s: %s", store, error.strerror)
+    return not crashed
+
+
+def _read(store: Path) -> dict[str, bool]:
+    """The answers kept so far; none when the file is missing or damaged."""
+    try:
+        kept = json.loads(store.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = kept.items() if isinstance(kept, dict) else ()
+    return {key: value for key, value in known if isinstance(value, bool)}
+
+
+def _run_child(command: Sequence[str]) -> int:
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def _write_tiny_model(path: Path) -> None:
+    """A llama model of zeros with one layer for each weight type."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(len(_TYPES))
+    writer.add_context_length(128)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_feed_forward_length(_WIDTH)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(_WIDTH // 4)
+    writer.add_vocab_size(_N_VOCAB)
+    writer.add_tokenizer_model("no_vocab")
+
+    def matrix(name: str, rows: int, type_name: str) -> None:
+        kind = gguf.GGMLQuantizationType[type_name]
+        block, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+        zeros = np.zeros((rows, _WIDTH // block * n_bytes), dtype=np.uint8)
+        writer.add_tensor(name, zeros, raw_dtype=kind)
+
+    norm = np.ones(_WIDTH, dtype=np.float32)
+    matrix("token_embd.weight", _N_VOCAB, "F16")
+    writer.add_tensor("output_norm.weight", norm)
+    for i, kind in enumerate(_TYPES):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            matrix(f"blk.{i}.{name}.weight", _WIDTH, kind)
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", norm)
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", norm)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main(args: list[str]) -> int:
+    """The child, given a model: decode batches of several widths with extra buffers on."""
+    lib = native()
+    model_params = lib.llama_model_default_params()
+    model_params.n_gpu_layers = 0
+    model_params.use_extra_bufts = True
+    model = lib.llama_model_load_from_file(args[0].encode(), model_params)
+    if not model:
+        raise EngineError("the probe model does not load")
+    context_params = lib.llama_context_default_params()
+    context_params.n_ctx = 128
+    context_params.n_threads = context_params.n_threads_batch = 1
+    context = lib.llama_init_from_model(model, context_params)
+    for width in (1, 2, 5, 8, 33):
+        tokens = (lib.llama_token * width)(*range(width))
+        if lib.llama_decode(context, lib.llama_batch_get_one(tokens, width)):
+            raise EngineError("the probe model does not decode")
+    return 0

@@ -1,0 +1,154 @@
+"""A model's vocabulary: tokens, text, chat template; and the proof that two are the same."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.llama.native import native
+
+
+class LlamaVocab:
+    """The vocabulary of a loaded model; raises EngineError once that is closed."""
+
+    def __init__(self, model: Any) -> None:
+        self._lib = native()
+        self._model = model
+        self._pointer = self._lib.llama_model_get_vocab(model)
+        self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        self.bos = int(self._lib.llama_vocab_bos(self._vocab))
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def _vocab(self) -> Any:
+        return self._open(self._pointer)
+
+    @staticmethod
+    def _open(pointer: Any) -> Any:
+        if not pointer:
+            raise EngineError("the model of this vocabulary is closed")
+        return pointer
+
+    def close(self) -> None:
+        """The model is freed: native code must not be asked about it any more."""
+        self._model = self._pointer = None
+
+    def is_end(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def piece(self, token: int) -> bytes:
+        if token not in self._pieces:
+            self._pieces[token] = self._to_piece(token, special=False)
+        return self._pieces[token]
+
+    def _to_piece(self, token: int, *, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def tokenize(self, text: str) -> list[int]:
+        data = text.encode()
+        size = len(data) + 8
+        while True:
+            buffer = (self._lib.llama_token * size)()
+            n = self._lib.llama_tokenize(self._vocab, data, len(data), buffer, size, True, True)
+            if n >= 0:
+                return list(buffer[:n])
+            if n == -(2**31):
+                raise EngineError("the prompt is too long to tokenize")
+            size = -n
+
+    def texts(self) -> list[bytes]:
+        """The raw text of every token, by id."""
+        get = self._lib.llama_vocab_get_text
+        return [get(self._vocab, token) for token in range(self.n_tokens)]
+
+    def unused(self, token: int) -> bool:
+        """True for a token that only fills the vocabulary up to a round size."""
+        attr = int(self._lib.llama_vocab_get_attr(self._vocab, token))
+        return bool(attr & self._lib.LLAMA_TOKEN_ATTR_UNUSED)
+
+    def special(self) -> dict[str, int]:
+        """The ids and flags that shape how text is tokenized and where it ends."""
+        names = ("bos", "eos", "eot", "get_add_bos", "get_add_eos")
+        found = {n: int(getattr(self._lib, f"llama_vocab_{n}")(self._vocab)) for n in names}
+        return {"type": int(self._lib.llama_vocab_type(self._vocab)), **found}
+
+    @property
+    def chunk_bos(self) -> int:
+        """What a chunk cut out of a text starts with: the BOS where one is wanted, else -1."""
+        return self.bos if self.special()["get_add_bos"] else -1
+
+    @cached_property
+    def _template(self) -> str | None:
+        assert self._vocab
+        text = self._lib.llama_model_chat_template(self._open(self._model), None)
+        return text.decode("utf-8", "replace") if text else None
+
+    def use_template(self, text: str) -> None:
+        """Another Jinja chat template in place of the model's own."""
+        self._template = text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        import jinja2
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        assert self._template is not None
+        eos = int(self._lib.llama_vocab_eos(self._vocab))
+        try:
+            formatter = Jinja2ChatFormatter(
+                template=self._template,
+                eos_token=self._to_piece(eos, special=True).decode() if eos >= 0 else "",
+                bos_token=self._to_piece(self.bos, special=True).decode() if self.bos >= 0 else "",
+            )
+            return str(formatter(messages=list(messages)).prompt)
+        except (jinja2.TemplateError, ValueError) as error:  # templates raise ValueError on purpose
+            raise UsageError(
+                f"the model's chat template does not take this: {error}",
+                hint="--raw leaves the template out",
+            ) from error
+
+
+def require_same_vocab(target: LlamaVocab, draft: LlamaVocab) -> None:
+    """Raise PairError, with the first difference, unless a draft's tokens mean the same.
+
+    Ids at the end that one vocabulary has beyond the other must be unused ones.
+    """
+    for name, value in target.special().items():
+        other = draft.special()[name]
+        if value != other:
+            raise _mismatch(
+                f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
+            )
+    for token, (one, two) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
+        if one != two:
+            raise _mismatch(
+                f"token {token} is {_show(one)} in the target, {_show(two)} in the draft"
+            )
+    longer = max((target, draft), key=lambda vocab: vocab.n_tokens)
+    for token in range(min(target.n_tokens, draft.n_tokens), longer.n_tokens):
+        if not longer.unused(token):
+            role = "target" if longer is target else "draft"
+            raise _mismatch(f"token {token}, {_show(longer.texts()[token])}, is only in the {role}")
+
+
+def _show(text: bytes) -> str:
+    return repr(text.decode("utf-8", "replace"))
+
+
+def _mismatch(difference: str) -> PairError:
+    return PairError(
+        f"draft and target have different vocabularies: {difference}",
+        hint="a draft must be a quantization of the same model",
+    )

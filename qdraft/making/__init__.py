@@ -1,0 +1,1 @@
+"""Making drafts: importance matrix, recipes, quantization, proof."""

@@ -1,0 +1,1 @@
+"""Pairs by name: models.yaml, and where files come from."""

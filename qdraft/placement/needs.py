@@ -1,0 +1,146 @@
+"""What a model would take in memory, from llama.cpp itself, without loading its weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from qdraft.gguf.facts import parts_of
+from qdraft.gguf.header import Header, read_header
+from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.devices import devices
+from qdraft.llama.params import ALL_LAYERS, EngineParams
+from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
+from qdraft.placement.choose import Needs
+
+_MIB = 2**20
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_CACHE = re.compile(r"(?:kv_cache|memory_recurrent)\w*: +size = +([\d.]+) MiB")
+
+
+def needs(path: Path, params: EngineParams) -> Needs:
+    """The bytes that a model needs by layer, as these params have it loaded.
+
+    Weights are those of the file. llama.cpp is asked for its caches and working memory, at the
+    context that is wanted and at twice that. Raises what loading raises.
+    """
+    wanted = params.on_cpu()
+    if chosen_devices(params):
+        wanted = replace(params, n_gpu_layers=ALL_LAYERS, tensor_split=())
+    model = LlamaModel(path, wanted, dry=True)
+    try:
+        engine = LlamaEngine(model, wanted)
+        n_ctx, cache, compute = engine.n_ctx, _cache(engine.lines), _compute(engine.placed)
+        engine.close()
+        double = LlamaEngine(model, replace(wanted, n_ctx=2 * n_ctx))
+        grown = _compute(double.placed)
+        double.close()
+    finally:
+        model.close()
+    headers = [read_header(part) for part in parts_of(path)]
+    weights, rest = weights_by_layer(headers)
+    n = len(weights) - 1
+    shares = _kv_shares(headers[0], n)
+    kv = [round(cache * share) for share in shares]
+    on_cpu = 0 if params.kv_offload else cache  # then wherever the layers are
+    if on_cpu:
+        kv = [0] * n
+    per_token = max(0.0, (grown - compute) / n_ctx)
+    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, _tied(headers), on_cpu)
+
+
+def dry_run(path: Path, params: EngineParams) -> Placed:
+    """Where all of a model would be, and how much of it: the weights too, by their layers."""
+    model = LlamaModel(path, params, dry=True)
+    try:
+        engine = LlamaEngine(model, params)
+        placed, cache = read_back(engine.lines, devices()), _cache(engine.lines)
+        engine.close()
+    finally:
+        model.close()
+    headers = [read_header(part) for part in parts_of(path)]
+    weights, rest = weights_by_layer(headers)
+    shares = {name: replace(share, weights=0, kv=0) for name, share in placed.shares.items()}
+    shares.setdefault(CPU, Share())
+    kv = _kv_shares(headers[0], len(weights) - 1)
+    for i, where in enumerate(placed.layers):
+        on_cpu = where == CPU and i == len(weights) - 1 and _tied(headers)
+        share = shares[where]
+        shares[where] = replace(share, weights=share.weights + (0 if on_cpu else weights[i]))
+        holder = where if params.kv_offload else CPU
+        of_cache = round(cache * kv[i]) if i < len(kv) else 0
+        shares[holder] = replace(shares[holder], kv=shares[holder].kv + of_cache)
+    shares[CPU] = replace(shares[CPU], weights=shares[CPU].weights + rest)
+    return replace(placed, shares=shares)
+
+
+def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
+    """Bytes of weights of each layer, the output last, and of all that stays with the CPU.
+
+    An output that is the embedding's own matrix is counted twice: a device gets a copy.
+    """
+    layers: dict[int, int] = {}
+    output = rest = 0
+    for tensor in (tensor for header in headers for tensor in header.tensors):
+        size = tensor.n_bytes or 0
+        if found := _LAYER.match(tensor.name):
+            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        elif tensor.name.startswith("output"):
+            output += size
+        else:
+            rest += size
+        if tensor.name == "token_embd.weight" and _tied(headers):
+            output += size
+    return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output], rest
+
+
+def span_of(path: Path, placed: Placed, device: str) -> int:
+    """Bytes of the stretches of a file's parts that hold the tensors which are used on a device."""
+    total = 0
+    headers = [read_header(part) for part in parts_of(path)]
+    for header in headers:
+        places = [
+            (tensor.offset, tensor.offset + (tensor.n_bytes or 0))
+            for tensor in header.tensors
+            if _is_used(tensor.name, placed, device, tied=_tied(headers))
+        ]
+        total += max((end for _, end in places), default=0)
+        total -= min((start for start, _ in places), default=0)
+    return total
+
+
+def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
+    """Is this tensor used on that device?"""
+    if found := _LAYER.match(name):
+        return placed.layers[int(found[1])] == device
+    of_output = name.startswith("output") or (tied and name == "token_embd.weight")
+    if of_output and placed.layers[-1] == device:
+        return True
+    return not name.startswith("output") and device == CPU
+
+
+def _tied(headers: list[Header]) -> bool:
+    names = {tensor.name for header in headers for tensor in header.tensors}
+    return "output.weight" not in names
+
+
+def _kv_shares(header: Header, n_layers: int) -> list[float]:
+    """The share of each layer in the cache: by its heads, where the file tells them apart."""
+    architecture = header.text("general.architecture")
+    heads = header.metadata.get(f"{architecture}.attention.head_count_kv")
+    by_layer = [float(n) for n in heads] if isinstance(heads, tuple) else []  # type: ignore[arg-type]
+    if len(by_layer) != n_layers or not sum(by_layer):
+        by_layer = [1.0] * n_layers
+    return [n / sum(by_layer) for n in by_layer]
+
+
+def _cache(lines: list[str]) -> int:
+    """Bytes of all caches, from what llama.cpp said."""
+    return round(_MIB * sum(float(m[1]) for line in lines if (m := _CACHE.search(line))))
+
+
+def _compute(placed: Placed) -> int:
+    """Bytes of working memory: the most of any device, or the CPU's where there is none."""
+    on_devices = [share.compute for name, share in placed.shares.items() if name != CPU]
+    return max(on_devices) if on_devices else placed.shares[CPU].compute

@@ -1,0 +1,90 @@
+"""A study as one HTML file that opens from disk: no script, no network, pictures inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from qdraft.paths import new_file
+from qdraft.render.charts import svg
+from qdraft.render.tables import Sheet, told
+from qdraft.study.chart_data import Picture
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.verdict { border-left: 4px solid #3a7; padding: .4rem .8rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
+th { font-weight: 600; } .text { text-align: left; }
+.figures { display: grid; gap: 1rem; }
+.figures { grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
+figure { margin: 0; background: #fff; padding: .5rem; }
+figure svg { width: 100%; height: auto; }
+pre { overflow-x: auto; font-size: .8rem; }
+"""
+
+
+def save_page(
+    path: Path,
+    title: str,
+    sheets: Sequence[Sheet],
+    pictures: Sequence[Picture],
+    words: Sequence[str],
+    about: dict[str, Any] | None = None,
+) -> None:
+    """Write the page; ``about`` names files, settings and machine.
+
+    Raises UsageError where the plotting library is not installed.
+    """
+    figures = [f"<figure>{_unique(svg(picture), i)}</figure>" for i, picture in enumerate(pictures)]
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        *(f'<p class="verdict">{escape(sentence)}</p>' for sentence in words),
+        '<div class="figures">',
+        *figures,
+        "</div>",
+        *map(_table, sheets),
+        "<h2>Settings and machine</h2>",
+        f"<pre>{escape(json.dumps(about or {}, indent=1, ensure_ascii=False, default=str))}</pre>",
+    ]
+    text = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+    with new_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def _table(sheet: Sheet) -> str:
+    sheet = sheet.used()
+    names = [isinstance(row, str) for row in (sheet.rows[0] if sheet.rows else ())]
+    kinds = [' class="text"' if is_text else "" for is_text in names] or [""] * len(sheet.columns)
+    head = "".join(f"<th{k}>{escape(c)}</th>" for c, k in zip(sheet.columns, kinds, strict=True))
+    rows = "\n".join(
+        "<tr>"
+        + "".join(f"<td{k}>{escape(told(x))}</td>" for x, k in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in sheet.rows
+    )
+    return (
+        f"<h2>{escape(sheet.title)}</h2>\n"
+        f'<div class="scroll"><table>\n<tr>{head}</tr>\n{rows}\n</table></div>'
+    )
+
+
+def _unique(picture: str, place: int) -> str:
+    """Ids inside an SVG, made the page's own: two pictures may use the same ones."""
+    return (
+        picture.replace('id="', f'id="p{place}-')
+        .replace('href="#', f'href="#p{place}-')
+        .replace("url(#", f"url(#p{place}-")
+    )

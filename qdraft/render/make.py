@@ -1,0 +1,99 @@
+"""A draft that was made, or would be, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qdraft.llama.quantize import Planned, Recipe
+from qdraft.making.make import Made, Quality
+from qdraft.making.overlap import Overlap
+from qdraft.making.try_recipes import Rung
+from qdraft.render.summary import line, wrapped
+
+
+def made_view(made: Made, name: str, where: Path) -> RenderableType:
+    """What it is, how good it is beside a plain quantization, and how to run it."""
+    draft = made.draft
+    types = ", ".join(f"{n} {kind}" for kind, n in draft.types.items())
+    if draft.n_fallback:
+        types += f"; {draft.n_fallback} fell back from {draft.file_type} (rows not divisible)"
+    lines = [
+        line(
+            "draft",
+            draft.path.name,
+            f"{draft.n_bytes / 1e6:.0f} MB",
+            f"{draft.bits_per_weight:.2f} bits a weight",
+        ),
+        *wrapped("matrices", types),
+    ]
+    if made.quality:
+        lines += _quality("quality", made.quality)
+    if made.plain:
+        lines += _quality("plain", made.plain)
+    lines += wrapped("pair", f'{name}, in {where}: qdraft run --pair {name} -p "..."')
+    return Group(*lines)
+
+
+def planned_view(planned: Sequence[Planned]) -> RenderableType:
+    """One line for each recipe."""
+    lines: list[Text] = []
+    for p in planned:
+        parts = (
+            f"{p.n_bytes / 1e6:.0f} MB",
+            f"{p.bits_per_weight:.2f} bits a weight",
+            f"{p.n_fallback} tensors fall back" if p.n_fallback else "",
+            "needs an importance matrix" if p.needs_matrix else "",
+        )
+        lines += wrapped(f"{p.file_type:<8}", ", ".join(part for part in parts if part))
+    return Group(*lines)
+
+
+def ladder_view(ladder: Sequence[Rung]) -> RenderableType:
+    """What was tried, the fastest first, and why that one."""
+    table = Table(box=None, pad_edge=False, header_style="label")
+    for column in ("recipe", "MB", "alpha", "c", "n_draft", "predicted"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    for rung in ladder:
+        table.add_row(
+            recipe_name(rung.recipe), f"{rung.n_bytes / 1e6:.0f}", f"{rung.alpha:.3f}",
+            f"{rung.c:.2f}", str(rung.n_draft), f"{rung.predicted:.2f}",
+        )  # fmt: skip
+    first = ladder[0]
+    why = f"{recipe_name(first.recipe)}: {first.predicted:.2f} times the target alone is predicted"
+    if first.n_draft == 0:
+        why = "no recipe is expected to pay on this machine: a bigger target is what it takes"
+    elif len(ladder) > 1:
+        other = ladder[1]
+        why += (
+            f"; {recipe_name(other.recipe)} would be {other.predicted:.2f}, its alpha is "
+            f"{other.alpha:.3f} and c {other.c:.2f} against {first.alpha:.3f} and {first.c:.2f}"
+        )
+    return Group(table, *wrapped("winner", why))
+
+
+def recipe_name(recipe: Recipe) -> str:
+    """A recipe in a few words."""
+    parts = [recipe.file_type, *(f"{name}={kind}" for name, kind in recipe.tensor_types)]
+    if recipe.prune_layers:
+        parts.append(f"without {len(recipe.prune_layers)} layers")
+    return " ".join(parts)
+
+
+def _quality(label: str, quality: Quality) -> list[Text]:
+    lines: list[Text] = []
+    for kv, found in (("shared KV", quality.shared), ("own KV", quality.own)):
+        if found:
+            lines.append(line(label if not lines else "", f"{kv:<9} {_overlap(found)}"))
+    return lines
+
+
+def _overlap(found: Overlap) -> str:
+    return (
+        f"same top token {found.same_top:.3f}, sum min(p, q) {found.sum_min:.3f} "
+        f"± {found.sum_min_error:.3f}"
+    )

@@ -1,0 +1,1 @@
+"""A loaded pair, and the texts made with it."""

@@ -1,0 +1,96 @@
+"""Was the text the target's own? The target alone, token by token, over what was emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdraft.decoding.engine import Engine
+from qdraft.decoding.records import Round
+from qdraft.decoding.sampling import Row, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the target alone says of a text.
+
+    ``same``: greedy, every token is its argmax; sampled, every token is in the support of
+    its distribution. ``fork`` is the first place (0 is the first emitted token) where not:
+    there, ``margin`` is how far its best logit is above the emitted token's. ``noise`` is the
+    largest difference between logits decoded one by one and as the rounds decoded them, at
+    the fork, or over the last drafted round without one (None where nothing was drafted).
+    """
+
+    same: bool
+    fork: int | None
+    margin: float | None
+    noise: float | None
+
+    @property
+    def explained(self) -> bool:
+        """False when the noise cannot have moved the choice: then the fork is a bug."""
+        return self.margin is None or (self.noise is not None and self.margin <= 2 * self.noise)
+
+
+def check(
+    target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler
+) -> Check:
+    """Run the target alone over prompt and emitted tokens, then the rounds once more.
+
+    Takes about as long as the target alone takes for the text, and the verify batches again.
+    """
+    fork, margin, place = None, None, 0
+    witness: tuple[int, list[Row]] | None = None  # a round, and its rows one by one
+    target.truncate(0)
+    tokens = list(prompt)
+    for index, round in enumerate(rounds):
+        rows: list[Row] = []
+        for token in round.tokens:
+            rows.append(target.eval(tokens[target.n_past :], 1)[0].copy())
+            margin = _margin(sampler, rows[-1], tokens, token)
+            if margin is not None:
+                fork = place
+                break
+            tokens.append(token)
+            place += 1
+        if round.n_draft or fork is not None:
+            witness = (index, rows)
+        if fork is not None:
+            break
+    noise = (
+        None
+        if witness is None
+        else _noise(target, prompt, rounds[: witness[0] + 1], witness[1], fork)
+    )
+    return Check(fork is None, fork, margin, noise)
+
+
+def _noise(
+    target: Engine,
+    prompt: Sequence[int],
+    rounds: Sequence[Round],
+    alone: list[Row],
+    fork: int | None,
+) -> float:
+    """Largest difference to ``alone`` in the last of ``rounds``, decoded as they were."""
+    target.truncate(0)
+    tokens = list(prompt)
+    for round in rounds:
+        rows = target.eval([*tokens[target.n_past :], *round.draft_tokens], round.n_draft + 1)
+        tokens += round.tokens
+        target.truncate(len(tokens) - 1)
+    n = min(len(alone), len(rows))
+    first = n - 1 if fork is not None else 0
+    return float(np.abs(rows[first:n] - np.stack(alone[first:n])).max())
+
+
+def _margin(sampler: Sampler, row: Row, context: Sequence[int], token: int) -> float | None:
+    """None where the target alone could have emitted ``token``, else how far it was off."""
+    logits = sampler.adjust(row, context)
+    best = sampler.argmax(row, context)
+    if sampler.greedy:
+        return None if token == best else float(logits[best] - logits[token])
+    inside = sampler.distribution(row, context).prob(token) > 0
+    return None if inside else float(logits[best] - logits[token])

@@ -1,0 +1,281 @@
+"""A pair, opened: target and draft loaded, ready to generate. The Python API."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from qdraft.decoding.drafters.cascade import CascadeDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
+from qdraft.decoding.policy.costs import AcceptanceTable, RecentLoss
+from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.gguf.facts import require_model
+from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.kv_copy import couple
+from qdraft.llama.params import EngineParams
+from qdraft.llama.placed import not_as_asked
+from qdraft.llama.repack_probe import extra_buffers_are_safe
+from qdraft.llama.vocab import require_same_vocab
+from qdraft.session import store as machine
+from qdraft.session.bit_identity import Exactness
+from qdraft.session.contention import Contention
+from qdraft.session.generation import Generation
+from qdraft.session.text import encode_prompt
+
+log = logging.getLogger(__name__)
+
+LoadProgress = Callable[[str, float], None]  # file name, share loaded
+
+SHARE_KV = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One loaded file."""
+
+    path: Path
+    n_bytes: int
+    file_type: str
+
+
+class Pair:
+    """A target and its draft (or none). Use as a context manager, or call ``close``.
+
+    One text at a time: a second request waits for the first.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | None = None,
+        params: EngineParams | None = None,
+        *,
+        draft_params: EngineParams | None = None,
+        share_kv: str = "auto",
+        template: str | None = None,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Load both files and prove that their vocabularies are the same.
+
+        ``draft_params`` None loads the draft like the target. ``share_kv`` "auto" gives the
+        draft the target's KV cells where that is proven to work, "on" demands it, "off" leaves
+        the draft its own; ``kv`` tells what came of it. ``template`` is a Jinja chat
+        template that stands in for the target's own. Raises ModelFileError,
+        PairError, UsageError or EngineError; whatever was loaded by then is freed.
+        """
+        if share_kv not in SHARE_KV:
+            raise UsageError(f"share_kv is {share_kv}, but must be one of {', '.join(SHARE_KV)}")
+        params = params or EngineParams()
+        draft_params = draft_params or params
+        about = require_model(target)
+        about_draft = require_model(draft) if draft else None
+        target, draft = about.path, about_draft.path if about_draft else None
+        self._lock = threading.Lock()
+        self._user: int | None = None
+        self.running: Generation | None = None  # the text in the making
+        self._models: list[LlamaModel] = []
+        self._engines: list[LlamaEngine] = []
+        try:
+            self.target_engine = self._open(target, params, progress)
+            if template is not None:
+                self.target_engine.vocab.use_template(template)
+            self.draft_engine = self._open(draft, draft_params, progress) if draft else None
+            self.courier, self.kv = couple(
+                self.target_engine, self.draft_engine, share_kv,
+                flash_attn="off" not in (params.flash_attn, draft_params.flash_attn),
+            )  # fmt: skip
+            self._target_facts = machine.facts_of(target, params)
+            facts = [machine.facts_of(draft, draft_params)] if draft else []
+            self._costs_path: Path | None = machine.store_path(
+                "costs", self._target_facts, *facts, str(self.kv.shared)
+            )
+            self.placed = [engine.placed for engine in self._engines]  # the target first
+            over_a_link = bool(self.placed[0].remote)
+            self.costs = machine.load_costs(self._costs_path, over_a_link=over_a_link)
+            self.acceptance = AcceptanceTable()
+            self.loss = RecentLoss()
+            # Threads matter where the CPU computes, and a link has delays of its own.
+            on_cpu = self.placed[0].n_offloaded < len(self.placed[0].layers)
+            watched = on_cpu and not over_a_link
+            self._contention = Contention(self.costs.target_s) if watched else None
+        except BaseException:
+            self.close()
+            raise
+        if about_draft and about.n_experts:
+            log.warning(
+                "%s is a mixture of experts (%s of %d a token): a verify batch reads the experts "
+                "of all its rows, so drafting gains less than on a dense model",
+                target.name, about.n_experts_used, about.n_experts,
+            )  # fmt: skip
+        self.target = ModelInfo(target, about.n_bytes, about.file_type)
+        self.draft = (
+            ModelInfo(about_draft.path, about_draft.n_bytes, about_draft.file_type)
+            if about_draft
+            else None
+        )
+        for placed, asked, path in zip(
+            self.placed, (params, draft_params), (target, draft), strict=False
+        ):
+            for surprise in not_as_asked(placed, asked):
+                log.warning("%s: %s", path.name if path else "", surprise)
+
+    def _open(self, path: Path, params: EngineParams, progress: LoadProgress | None) -> LlamaEngine:
+        """Load a file, or share its weights if it is open, and make a context."""
+        is_target = not self._models
+        model = next(
+            (m for m in self._models if m.path.samefile(path) and m.params.same_place(params)), None
+        )
+        if model is None:
+            # The target's rows are bit-identical at small widths without the extra buffers;
+            # the draft, which is never trusted, takes the speed.
+            wanted = params.extra_buffers if params.extra_buffers is not None else not is_target
+            model = LlamaModel(
+                path,
+                params,
+                extra_buffers=wanted and extra_buffers_are_safe(),
+                progress=None if progress is None else lambda share: progress(path.name, share),
+            )
+            self._models.append(model)
+        if not is_target:
+            self._require_pair(self._models[0], model)
+        if (params.n_ctx or 0) > model.n_ctx_train:
+            log.warning(
+                "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
+            )
+        engine = LlamaEngine(model, params)
+        self._engines.append(engine)
+        return engine
+
+    def keep_costs(self) -> None:
+        """Keep what the rounds so far have shown of the costs, for the next run."""
+        if self._costs_path:
+            machine.save_costs(self._costs_path, self.costs)
+
+    def watch(self, round: Round) -> None:
+        """Halve the threads where others want the processor too: see ``session.contention``."""
+        if self._contention is None or not self._contention.add(round):
+            return
+        n = max(engine.n_threads for engine in self._engines)
+        told = f"decoding takes {self._contention.times_slower:.0f} times as long as it did"
+        if n == 1:
+            log.warning("%s: something else is using this machine", told)
+            self._contention = None
+            return
+        log.warning("%s: others use the processor, threads from now on: %d", told, n // 2)
+        for engine in self._engines:
+            engine.use_threads(max(1, engine.n_threads // 2))
+        self._contention = Contention()
+        self._costs_path = None  # costs of so many threads are not those to keep
+
+    def exactness(self, n_most: int) -> Exactness:
+        """How long drafts may be, up to ``n_most``, for bit-identical verify rows.
+
+        Probed once for the target as it is loaded and kept from run to run.
+        """
+        return machine.exactness(self.target_engine, self._target_facts, n_most)
+
+    @staticmethod
+    def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
+        for model in (target, draft):
+            Pair._require_rollback(model)
+        if target is not draft:
+            require_same_vocab(target.vocab, draft.vocab)
+
+    @staticmethod
+    def _require_rollback(model: LlamaModel) -> None:
+        if not model.can_roll_back:
+            raise PairError(
+                f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
+                hint="run it without a draft (--no-draft)",
+            )
+
+    def generate(
+        self,
+        prompt: str,
+        sampling: SamplingParams | None = None,
+        decode: DecodeParams | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """Start a text after ``prompt``; iterate the result for its chunks.
+
+        The prompt goes through the model's chat template, with ``system`` in front,
+        unless the model has none or ``raw`` is set. Raises UsageError for an empty prompt.
+        """
+        tokens = encode_prompt(self.target_engine.vocab, prompt, system=system, raw=raw)
+        return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
+
+    @property
+    def can_draft(self) -> bool:
+        """False for a recurrent or hybrid target, which cannot take tokens back."""
+        return self._models[0].can_roll_back
+
+    def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
+        """The drafter for one request, of which drafts of up to ``n_most`` tokens are wanted."""
+        if n_most == 0:
+            return NoDrafter()
+        if params.drafter == "ngram":
+            self._require_rollback(self._models[0])
+            return NgramDrafter()
+        if self.draft_engine is None:
+            if params.drafter == "hybrid":
+                raise UsageError("the hybrid drafter needs a draft model beside the target")
+            return NoDrafter()
+        model = ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self.courier)
+        if params.drafter == "model":
+            return model
+        ngram = NgramDrafter()
+        return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+
+    def close(self) -> None:
+        """Free contexts and models, after the text that another thread is making.
+
+        Harmless when repeated. In the thread that makes a text, ends that text.
+        """
+        if self._user == threading.get_ident() and self.running:
+            self.running.close()
+        with self._lock:
+            for engine in self._engines:
+                engine.close()
+            for model in self._models:
+                model.close()
+            self._engines.clear()
+            self._models.clear()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One text or check at a time; another thread waits, the same thread is told."""
+        if self._user == threading.get_ident():
+            raise EngineError(
+                "this pair is in the middle of a text",
+                hint="read that text to its end, or close it, before the next one",
+            )
+        with self._lock:
+            if not self._engines:
+                raise EngineError("the pair is closed")
+            self._user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._user = None
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

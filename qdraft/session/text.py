@@ -1,0 +1,100 @@
+"""Between text and tokens: prompts in, incremental UTF-8 and stop strings out."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from qdraft.decoding.engine import Vocab
+from qdraft.errors import UsageError
+
+
+class TextVocab(Vocab, Protocol):
+    """A vocabulary that also reads text and renders chats."""
+
+    @property
+    def bos(self) -> int:
+        """The beginning-of-text token, -1 if there is none."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids; special tokens in the text are recognised, BOS is added where wanted."""
+        ...
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The messages in the model's chat template, open for the assistant's turn."""
+        ...
+
+
+def encode_prompt(
+    vocab: TextVocab, prompt: str, *, system: str | None = None, raw: bool = False
+) -> list[int]:
+    """The token ids of a prompt, in the model's chat template unless it has none or ``raw``.
+
+    Where the text itself starts with the BOS that the tokenizer adds, one of the two is
+    dropped. Raises UsageError for an empty prompt, or a system text without a template.
+    """
+    chat = vocab.has_chat_template and not raw
+    if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
+        raise UsageError("the prompt is not valid UTF-8")
+    if system is not None and not chat:
+        why = "--raw leaves the chat template out" if raw else "this model has no chat template"
+        raise UsageError(f"a system text needs a chat template, and {why}")
+    if chat:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        prompt = vocab.render_chat([*messages, {"role": "user", "content": prompt}])
+    tokens = vocab.tokenize(prompt)
+    if len(tokens) > 1 and tokens[0] == tokens[1] == vocab.bos:
+        del tokens[0]
+    if not tokens:
+        raise UsageError("the prompt is empty", hint="give some text with -p, -f or on stdin")
+    return tokens
+
+
+class TextReader:
+    """Turns committed tokens into printable text, one token at a time.
+
+    A character comes out when its last byte is there; text that may be the start of a
+    stop string is held back until that is decided. What was read always equals the
+    whole decoded at once, cut before the first stop string.
+    """
+
+    def __init__(self, vocab: Vocab, stop: Sequence[str] = ()) -> None:
+        self._vocab = vocab
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that this token releases; sets ``stopped`` at a stop string."""
+        return self._release(self._decoder.decode(self._vocab.piece(token)))
+
+    def flush(self) -> str:
+        """The text ended: whatever was held back, a cut character as one U+FFFD."""
+        text = "" if self.stopped else self._release(self._decoder.decode(b"", final=True))
+        if not self.stopped:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _release(self, text: str) -> str:
+        text = self._held + text
+        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        n_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

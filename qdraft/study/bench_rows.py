@@ -1,0 +1,189 @@
+"""Samples of a bench folded into rows with intervals, doubts, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+from qdraft.decoding.intervals import Ratio, Run, speed, speed_ratio
+from qdraft.decoding.summary import CIRCLES, NOISY
+from qdraft.study.bench import Sample, Written
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Samples taken together; ``kind`` and ``temperature`` None where they are mixed.
+
+    ``n_prompt`` is the mean length of the prompts.
+    Speeds are total tokens over total seconds after the first token. ``predicted`` is what the
+    cost model makes of the same rounds. ``alpha_at[i]`` is the acceptance rate at place i.
+    """
+
+    kind: str | None
+    temperature: float | None
+    n_texts: int
+    n_prompt: float
+    n_tokens: int
+    alone_per_second: float | None
+    per_second: float | None
+    speedup: Ratio | None
+    predicted: float | None
+    alone_ttft_s: float
+    ttft_s: float
+    n_drafted: int
+    n_tested: int
+    n_accepted: int
+    alpha: float | None
+    draft_yield: float | None
+    tau: float | None
+    alpha_at: tuple[float | None, ...]
+    rounds_by_accepted: tuple[int, ...]
+    sources: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that one bench found: rows by kind and temperature, costs, doubts, a verdict."""
+
+    rows: tuple[Row, ...]
+    by_kind: tuple[Row, ...]
+    by_temperature: tuple[Row, ...]
+    total: Row
+    target_s: float | None
+    c: dict[str, float]
+    v: dict[int, float]
+    doubts: tuple[str, ...]
+    verdict: str
+    complete: bool
+
+
+def fold(
+    samples: Sequence[Sample],
+    costs: tuple[float | None, dict[str, float], dict[int, float]],
+    *,
+    complete: bool = True,
+) -> Bench:
+    """Samples, in any order and at least one, as rows with intervals, and a verdict in words."""
+    total = _row(samples)
+    doubts = _doubts(samples)
+    target_s, c, v = costs
+    return Bench(
+        rows=_rows(samples, lambda s: (s.kind, s.temperature)),
+        by_kind=_rows(samples, lambda s: (s.kind, None)),
+        by_temperature=_rows(samples, lambda s: (None, s.temperature)),
+        total=total,
+        target_s=target_s,
+        c=c,
+        v=v,
+        doubts=doubts,
+        verdict=_verdict(total, noisy=any("machine" in doubt for doubt in doubts)),
+        complete=complete,
+    )
+
+
+def _rows(
+    samples: Sequence[Sample], key: Callable[[Sample], tuple[str | None, float | None]]
+) -> tuple[Row, ...]:
+    order = list(dict.fromkeys(key(s) for s in samples))
+    grouped = groupby(sorted(samples, key=lambda s: order.index(key(s))), key)
+    return tuple(_row(list(of), *which) for which, of in grouped)
+
+
+def _row(
+    samples: Sequence[Sample], kind: str | None = None, temperature: float | None = None
+) -> Row:
+    ours, alone = [s.ours for s in samples], [s.alone for s in samples]
+    tested, accepted = _sums(s.tested_at for s in samples), _sums(s.accepted_at for s in samples)
+    n_drafted, n_rounds = sum(s.n_drafted for s in samples), sum(s.n_rounds for s in samples)
+    expected = [(s.ours.n_tokens, s.ours.n_tokens / s.predicted) for s in samples if s.predicted]
+    sources: dict[str, dict[str, int]] = {}
+    for s in samples:
+        for source, counts in s.sources.items():
+            of = sources.setdefault(source, dict.fromkeys(counts, 0))
+            for name, n in counts.items():
+                of[name] += n
+    return Row(
+        kind=kind,
+        temperature=temperature,
+        n_texts=len(samples),
+        n_prompt=sum(s.n_prompt for s in samples) / len(samples),
+        n_tokens=sum(w.n_tokens for w in ours),
+        alone_per_second=speed([w.run for w in alone]),
+        per_second=speed([w.run for w in ours]),
+        speedup=_by_prompt(samples),
+        predicted=_over(sum(n for n, _ in expected), sum(t for _, t in expected)),
+        alone_ttft_s=median(w.ttft_s for w in alone),
+        ttft_s=median(w.ttft_s for w in ours),
+        n_drafted=n_drafted,
+        n_tested=sum(tested),
+        n_accepted=sum(accepted),
+        alpha=_over(sum(accepted), sum(tested)),
+        draft_yield=_over(sum(accepted), n_drafted),
+        tau=_over(sum(accepted) + n_rounds, n_rounds),
+        alpha_at=tuple(_over(a, t) for a, t in zip(accepted, tested, strict=True)),
+        rounds_by_accepted=_sums(s.rounds_by_accepted for s in samples),
+        sources=sources,
+    )
+
+
+def _by_prompt(samples: Sequence[Sample]) -> Ratio | None:
+    """The ratio with its interval over prompts: repeats and temperatures of one are no new work."""
+    prompts: dict[tuple[str, int], list[Sample]] = {}
+    for s in samples:
+        prompts.setdefault((s.kind, s.prompt), []).append(s)
+
+    def together(written: Sequence[Written]) -> Run:
+        return Run(sum(w.n_tokens for w in written), sum(w.seconds for w in written))
+
+    return speed_ratio(
+        [together([s.ours for s in of]) for of in prompts.values()],
+        [together([s.alone for s in of]) for of in prompts.values()],
+    )
+
+
+def _sums(counts: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
+    """Element by element; the shorter ones end in zeros."""
+    sums: list[int] = []
+    for of in counts:
+        sums += [0] * (len(of) - len(sums))
+        for i, n in enumerate(of):
+            sums[i] += n
+    return tuple(sums)
+
+
+def _over(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
+    doubts = []
+    spreads = [s.spread for s in samples if s.spread]
+    if spreads and median(spreads) > NOISY:
+        doubts.append(
+            f"the machine was noisy: the slowest tenth of decodes took {median(spreads):.1f} times "
+            "their median"
+        )
+    circles = [s for s in samples if (s.repetition or 0) > CIRCLES]
+    if circles:
+        doubts.append(
+            f"{len(circles)} of {len(samples)} texts repeat themselves, which flatters any draft"
+        )
+    return tuple(doubts)
+
+
+def _verdict(total: Row, *, noisy: bool) -> str:
+    ratio = total.speedup
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "too few prompts to conclude (4 are needed): --per-kind 2, or --prompts"
+    found = f"{ratio.value:.2f} times the target alone ({ratio.low:.2f} to {ratio.high:.2f})"
+    if noisy:
+        return f"{found}, but the machine was too noisy to conclude"
+    if not ratio.decided:
+        return (
+            f"{found}: not decided; more prompts, longer texts (-n) or a quieter machine would tell"
+        )
+    if ratio.even:
+        return f"drafting makes no difference: {found}"
+    return f"drafting {'pays' if ratio.low > 1 else 'does not pay'}: {found}"
