@@ -1,0 +1,12 @@
+"""How long work reports what it has done: the one type of progress in qdraft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, float, float], None]
+"""Takes what is being done, how much of it is done, and how much there is in all."""
+
+
+def no_progress(what: str, done: float, of: float) -> None:
+    """Report nothing: the default wherever a ``Progress`` is taken."""

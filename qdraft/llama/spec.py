@@ -1,0 +1,84 @@
+"""What to open: one description of a target, perhaps its draft, and how to load them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from qdraft.errors import require
+from qdraft.llama.params import EngineParams
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+SHARE_KV = ("auto", "on", "off")
+
+
+@dataclass(frozen=True)
+class Both(Generic[T]):
+    """Something of the target, and the same of the draft if there is one."""
+
+    target: T
+    draft: T | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the target's, then the draft's if there is one."""
+        yield self.target
+        if self.draft is not None:
+            yield self.draft
+
+    def map(self, function: Callable[[T], Result]) -> Both[Result]:
+        """Return what ``function`` gives for each that is there."""
+        return Both(function(self.target), None if self.draft is None else function(self.draft))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model file, and how to load it."""
+
+    path: Path
+    params: EngineParams
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpec:
+    """What to open: the models, and what they share.
+
+    ``share_kv`` "auto" gives the draft the target's KV cells if a trial shows that this works and
+    pays, "on" demands it, "off" leaves the draft its own. ``template`` is a Jinja chat template
+    that replaces the target's own. ``servers`` are the RPC servers to connect to, each HOST:PORT.
+    ``keep_draft`` demands the draft even if the plan would rather give its memory to the target.
+    """
+
+    models: Both[ModelSpec]
+    share_kv: str = "auto"
+    template: str | None = None
+    servers: tuple[str, ...] = ()
+    keep_draft: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.share_kv in SHARE_KV, "share_kv", self.share_kv, f"one of {', '.join(SHARE_KV)}"
+        )
+
+    @classmethod
+    def of(
+        cls,
+        target: Path | str,
+        draft: Path | str | None = None,
+        params: EngineParams | None = None,
+        draft_params: EngineParams | None = None,
+        **rest: Any,
+    ) -> PairSpec:
+        """Describe a pair by its two files; ``rest`` are the other fields.
+
+        ``draft_params`` None loads the draft like the target, but names no devices for it: opening
+        the pair then chooses among those of this machine.
+        """
+        params = params or EngineParams()
+        draft_spec = None
+        if draft is not None:
+            draft_spec = ModelSpec(Path(draft), draft_params or replace(params, devices=()))
+        return cls(Both(ModelSpec(Path(target), params), draft_spec), **rest)
