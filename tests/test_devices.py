@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import qdraft
+from invoke import qdraft
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 

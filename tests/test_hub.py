@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_cli import qdraft
+from invoke import qdraft_process as qdraft  # the hub library reads its address when it is imported
 
 from qdraft.errors import UsageError
 from qdraft.pairs.hub import choose

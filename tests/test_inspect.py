@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
-from test_cli import qdraft
+from invoke import qdraft
 
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import parts_of, read_facts

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny
 from fakes import engine
-from test_cli import qdraft as invoke
+from invoke import qdraft as invoke
 from test_schedule import Clock
 
 from qdraft import EngineParams, Pair, SamplingParams

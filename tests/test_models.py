@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_cli import qdraft
+from invoke import qdraft, qdraft_process
 
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, quantize
@@ -70,7 +70,7 @@ def test_the_usual_places(
     models, wrong = read_all([*gguf_files(known_folders()), *ollama_models()])
     assert not wrong
     assert {m.file_type for m in models} == {"unknown", "F16", "Q4_0"}
-    told = json.loads(qdraft("models", "scan", "--json").stdout)
+    told = json.loads(qdraft_process("models", "scan", "--json").stdout)
     assert told["models"] == []  # files of less than a megabyte are no models for a user
 
 

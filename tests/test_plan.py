@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_cli import one_error, qdraft
+from invoke import one_error, qdraft
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 

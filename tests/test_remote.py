@@ -19,8 +19,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from invoke import SCHEMA, one_error
+from invoke import qdraft_process as qdraft
 from servers import Relay, free_port, namespaces, require_rpc, server
-from test_cli import SCHEMA, one_error, qdraft
 
 pytestmark = pytest.mark.real
 

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from test_cli import qdraft
+from invoke import qdraft
 from test_engine import tiny_model
 
 from qdraft.errors import UsageError
