@@ -14,7 +14,7 @@ import tiny
 from invoke import qdraft_process as qdraft  # the hub library reads its address when it is imported
 
 from qdraft.errors import UsageError
-from qdraft.pairs.hub import choose
+from qdraft.pairs.hub import choose_files
 
 FILES = ["README.md", "m-F16.gguf", "m-Q4_0.gguf", "mmproj-F16.gguf"]
 SPLIT = ["big/m-Q8_0-00001-of-00002.gguf", "big/m-Q8_0-00002-of-00002.gguf"]
@@ -33,13 +33,13 @@ SPLIT = ["big/m-Q8_0-00001-of-00002.gguf", "big/m-Q8_0-00002-of-00002.gguf"]
     ],
 )
 def test_choice(files: list[str], wanted: str | None, chosen: list[str]) -> None:
-    assert choose(files, wanted) == chosen
+    assert choose_files(files, wanted) == chosen
 
 
 @pytest.mark.parametrize(("files", "wanted"), [(FILES, None), (FILES, "Q2_K"), (["a.txt"], "Q4_0")])
 def test_no_choice(files: list[str], wanted: str | None) -> None:
     with pytest.raises(UsageError):
-        choose(files, wanted)
+        choose_files(files, wanted)
 
 
 @pytest.fixture
@@ -98,16 +98,16 @@ def test_pull(hub: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.read_bytes() == (tmp_path / "a.gguf").read_bytes()
-    told = json.loads(qdraft("models", "pull", "owner/tiny:F32", "--json", **env).stdout)
-    assert (told["files"], told["architecture"]) == ([str(path)], "gemma3")
-    found = json.loads(qdraft("models", "scan", "--json", **env).stdout)
-    assert found["unreadable"] == []
+    shown = json.loads(qdraft("models", "pull", "owner/tiny:F32", "--json", **env).stdout)
+    assert (shown["files"], shown["architecture"]) == ([str(path)], "gemma3")
+    scanned = json.loads(qdraft("models", "scan", "--json", **env).stdout)
+    assert scanned["unreadable"] == []
     for args, status, message in (
-        ("owner/tiny", 2, "which model is meant"),
-        ("owner/tiny:Q2_K", 2, "no Q2_K in this repository"),
+        ("owner/tiny", 2, "more than one language model"),
+        ("owner/tiny:Q2_K", 2, "this repository has no Q2_K"),
         ("owner/none:F32", 2, "no repository owner/none"),
         ("owner/tiny:Q4_0", 3, "is a web page"),
-        ("not a name", 2, "no name of a repository"),
+        ("not a name", 2, "is not a repository name"),
     ):
         failed = qdraft("models", "pull", args, **env)
         assert failed.returncode == status, failed.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.pairs import registry
-from qdraft.pairs.packages import _source_file, materialize
+from qdraft.pairs.packages import materialize, packaged_file
 
 
 def write(folder: Path, text: str) -> Path:
@@ -24,9 +24,9 @@ def test_shipped_pairs() -> None:
     known = registry.load()
     assert known.find().name == "smollm2"
     assert known.find("gemma3-270m").target == "F16"
-    source = known.find("gemma3-270m").source
-    assert source is not None
-    assert len(source.files) == 4
+    packaged = known.find("gemma3-270m").packaged
+    assert packaged is not None
+    assert len(packaged.files) == 4
 
 
 def test_the_shipped_file_is_the_one_at_the_top() -> None:
@@ -86,8 +86,8 @@ def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
 
 
 def entry(package: str, path: str, sha256: str) -> registry.Entry:
-    source = registry.Source((registry.PackagedFile(package, path),), sha256, "demo")
-    return registry.Entry("it", "F16", None, source)
+    packaged = registry.PackagedModel((registry.PackagedFile(package, path),), sha256, "demo")
+    return registry.Entry("it", "F16", None, packaged)
 
 
 def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,10 @@ def test_parts_are_joined_and_verified(tmp_path: Path, monkeypatch: pytest.Monke
     content = b"".join(
         Path(str(distribution("numpy").locate_file(p.path))).read_bytes() for p in parts
     )
-    right = registry.Source(tuple(parts), hashlib.sha256(content).hexdigest(), "")
-    found = _source_file(registry.Entry("it", "F16", None, right), right, tmp_path)
-    assert found.read_bytes() == content
-    swapped = registry.Source(tuple(reversed(parts)), right.sha256, "")
+    right = registry.PackagedModel(tuple(parts), hashlib.sha256(content).hexdigest(), "")
+    joined = packaged_file(registry.Entry("it", "F16", None, right), right, tmp_path)
+    assert joined.read_bytes() == content
+    swapped = registry.PackagedModel(tuple(reversed(parts)), right.sha256, "")
     with pytest.raises(ModelFileError, match="SHA-256"):
-        _source_file(registry.Entry("it", "F16", None, swapped), swapped, tmp_path / "other")
+        packaged_file(registry.Entry("it", "F16", None, swapped), swapped, tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []

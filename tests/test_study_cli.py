@@ -284,7 +284,7 @@ class TestTune:
         models_file.set_tuned(registry.load().find("smollm2"), {"n-draft": 2}, user_file=path)
         found = registry.load(path).find("smollm2")
         assert found.tuned == {"n-draft": 2}
-        assert found.source == registry.load().find("smollm2").source
+        assert found.packaged == registry.load().find("smollm2").packaged
         assert registry.load(path).default == "smollm2"
 
     def test_a_target_alone_has_nothing_to_tune(self, smollm2: tuple[Path, Path]) -> None:

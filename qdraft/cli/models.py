@@ -151,7 +151,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "target": entry.target,
         "draft": entry.draft,
-        "from_package": entry.source is not None,
+        "from_package": entry.packaged is not None,
         "description": entry.description,
         "license": entry.license,
         "origin": entry.origin,

@@ -48,7 +48,7 @@ class Models:
 
 def entry_of(models: Models) -> Entry | None:
     """The entry of models.yaml that is meant; None for files that no entry names."""
-    return registry.meant(models.target, models.draft, models.pair, models.models_file)
+    return registry.find_entry(models.target, models.draft, models.pair, models.models_file)
 
 
 def files_of(
@@ -93,6 +93,6 @@ def open_models(
             servers=servers,
             keep_draft=keep_draft,
             share_kv=models.share_kv,
-            template=registry.template_of(entry),
+            template=registry.read_template(entry),
             progress=bars.loading,
         )

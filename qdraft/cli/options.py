@@ -115,7 +115,13 @@ PMin = Annotated[
     ),
 ]
 Verify = Annotated[
-    str, option(_DRAFTING, "--verify", help="Rejection by block or by token (sampled text).")
+    str,
+    option(
+        _DRAFTING,
+        "--verification",
+        "--verify",
+        help="Rejection by block or by token (sampled text).",
+    ),
 ]
 ShareKv = Annotated[
     str, option(_DRAFTING, "--share-kv", help="The target's KV for the draft: auto, on or off.")

@@ -14,7 +14,7 @@ from qdraft.pairs.registry import Entry
 # those that say how drafting is done: given one of these, the entry's others do not stand.
 _OF_DRAFT = ("share-kv", "gpu-layers-draft", "device-draft", "override-tensor-draft",
              "cache-type-k-draft", "cache-type-v-draft")  # fmt: skip
-_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verify")
+_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verification")
 
 
 class PairCommand(TyperCommand):
@@ -61,6 +61,6 @@ def _entry_meant(params: dict[str, Any]) -> Entry | None:
     names = ("target", "draft", "pair", "models_file")
     target, draft, pair, models_file = (params.get(name) for name in names)
     try:
-        return registry.meant(target, draft, pair, models_file)
+        return registry.find_entry(target, draft, pair, models_file)
     except UsageError:
         return None

@@ -84,7 +84,7 @@ def tune(
         if files[1] is None:
             raise UsageError("there is no draft to tune", hint="qdraft make makes one")
         work = Work(
-            files[0], *machine.engines(2048), share_kv, registry.template_of(entry), sampling,
+            files[0], *machine.engines(2048), share_kv, registry.read_template(entry), sampling,
             n_predict, bars,
         )  # fmt: skip
         others = [] if draft else _other_drafts(files, models_file)
@@ -184,7 +184,7 @@ class Work:
 
 def _other_drafts(files: tuple[Path, Path | None], models_file: Path | None) -> list[Path]:
     """Drafts that models.yaml knows for this target, beside the one that was asked for."""
-    known = [Path(e.draft) for e in registry.entries_of(files[0], models_file) if e.draft]
+    known = [Path(e.draft) for e in registry.find_entries(files[0], models_file) if e.draft]
     return [d for d in known if not files[1] or not d.samefile(files[1])]
 
 
@@ -194,5 +194,5 @@ def _entry_to_write(
     """The entry that names this pair of files; None where there is none."""
     if entry and is_own:
         return entry
-    known = registry.entries_of(target, models_file)
+    known = registry.find_entries(target, models_file)
     return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)

@@ -1,4 +1,4 @@
-"""Editing the user's models.yaml: a pair comes or goes, every other line stays as it is."""
+"""Edit the user's models.yaml: add or remove a pair, and leave every other line as it is."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def add(
     user_file: Path | None = None,
     **notes: str | int,
 ) -> Path:
-    """Add a pair of files to the user's models.yaml, or replace the one of that name.
+    """Add a pair of files to the user's models.yaml, or replace the pair of that name.
 
-    The file is whole at every moment; returns its path. ``notes`` may hold a description, a
-    license, an origin, a template and a context. Raises UsageError for a file that is not valid,
-    which is then left as it is.
+    Returns the path of models.yaml, which is complete at every moment. ``notes`` may hold a
+    description, a license, an origin, a template and a context. Raises UsageError if models.yaml is
+    not valid, and then leaves it as it is.
     """
-    # Not resolved: the hub's cache and people's folders name files by links.
+    # Links are kept: the hub's cache and people's folders name files by links.
     files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}
     return _put(name, {**notes, **files}, user_file)
 
@@ -39,53 +39,68 @@ def add(
 def set_tuned(
     entry: Entry, tuned: Mapping[str, Value | None], *, user_file: Path | None = None
 ) -> Path:
-    """Write settings for a pair into the user's models.yaml; a shipped pair is copied there.
+    """Write tuned settings of a pair into the user's models.yaml; a shipped pair is copied there.
 
-    They come beside, or in place of, the tuned settings that it has; None takes one away.
-    Everything else of the entry stays as it is, but for comments inside it. Raises UsageError
-    as ``add`` does.
+    ``tuned`` adds to the tuned settings of the entry or replaces them; None removes a setting. The
+    rest of the entry stays as it is, except for comments inside it. Raises UsageError as ``add``
+    does.
     """
     path = registry.user_path(user_file)
     own = _parse(path.read_text(encoding="utf-8")).get("pairs") if path.exists() else None
     key = _key(own, entry.name) if own else None
-    merged = {k: x for k, x in {**entry.tuned, **tuned}.items() if x is not None}
-    if own and key in own:
-        return _put(entry.name, {**own[key], "tuned": merged}, user_file)
-    told: dict[str, Any] = {
-        "description": entry.description, "license": entry.license, "template": entry.template,
-        "origin": entry.origin, "target": entry.target, "draft": entry.draft or "",
-        "context": entry.context, "devices": dict(entry.devices), "tuned": merged,
-    }  # fmt: skip
-    if entry.source:
-        files = [{"package": f.package, "path": f.path} for f in entry.source.files]
-        told["source"] = {
-            "extra": entry.source.extra, "sha256": entry.source.sha256, "files": files,
-        }  # fmt: skip
-    return _put(entry.name, told, user_file)
+    settings = {**entry.tuned, **registry.rename_old(tuned)}
+    merged = {name: value for name, value in settings.items() if value is not None}
+    fields = own[key] if own and key in own else _fields(entry)
+    return _put(entry.name, {**fields, "tuned": merged}, user_file)
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    """An entry as models.yaml writes it, except for its tuned settings."""
+    fields: dict[str, Any] = {
+        "description": entry.description,
+        "license": entry.license,
+        "template": entry.template,
+        "origin": entry.origin,
+        "target": entry.target,
+        "draft": entry.draft or "",
+        "context": entry.context,
+        "devices": dict(entry.devices),
+    }
+    if entry.packaged:
+        files = [{"package": f.package, "path": f.path} for f in entry.packaged.files]
+        fields["source"] = {
+            "extra": entry.packaged.extra,
+            "sha256": entry.packaged.sha256,
+            "files": files,
+        }
+    return fields
 
 
 def _put(name: str, entry: dict[str, Any], user_file: Path | None) -> Path:
+    """Write the entry, without its empty fields, and return the path of models.yaml."""
     path = registry.user_path(user_file)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text:
         registry.read(path)
-    kept = {
-        key: value for key, value in entry.items()
-        if value not in (None, "", {}) and not (isinstance(value, str) and not value.strip())
-    }  # fmt: skip
-    _write(path, _with(text, name, kept))
+    fields = {key: value for key, value in entry.items() if not _is_empty(value)}
+    _write(path, _with(text, name, fields))
     return path
 
 
-def remove(name: str, *, user_file: Path | None = None) -> Path:
-    """Take a pair out of the user's models.yaml, and the default if it was that one.
+def _is_empty(value: Any) -> bool:
+    return value in (None, {}) or (isinstance(value, str) and not value.strip())
 
-    Returns the path of the file. Raises UsageError where the file has no such pair.
+
+def remove(name: str, *, user_file: Path | None = None) -> Path:
+    """Remove a pair from the user's models.yaml, also as the default, and return the file's path.
+
+    Raises UsageError if the file has no such pair.
     """
     path = registry.user_path(user_file)
-    known = registry.read(path) if path.exists() else registry.Registry()
-    if name not in known.entries:
-        hint = "shipped pairs stay" if name in registry.load(user_file, new=True).entries else None
+    own = registry.read(path) if path.exists() else registry.Registry()
+    if name not in own.entries:
+        is_shipped = name in registry.load(user_file, new=True).entries
+        hint = "shipped pairs stay; only your own can be removed" if is_shipped else None
         raise UsageError(f"{path} has no pair {name}", hint=hint)
     text = _without(path.read_text(encoding="utf-8"), name)
     data = _parse(text)
@@ -98,17 +113,18 @@ def remove(name: str, *, user_file: Path | None = None) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """In place of the file that ``path`` leads to, once it is seen to be valid."""
+    """Replace the file that ``path`` leads to, after a check that the new text is valid."""
     with new_file(path.resolve()) as part:
         part.write_text(text, encoding="utf-8")
         registry.read(part)
 
 
 def _with(text: str, name: str, entry: dict[str, Any]) -> str:
+    """The text of models.yaml with this entry added or replaced."""
     data = _parse(text)
     pairs = data.get("pairs")
     if not pairs:
-        if "pairs" in data:  # there, and empty
+        if "pairs" in data:  # the key is there, and empty
             lines = text.splitlines(keepends=True)
             del lines[data.lc.key("pairs")[0]]
             text = "".join(lines)
@@ -129,6 +145,7 @@ def _with(text: str, name: str, entry: dict[str, Any]) -> str:
 
 
 def _without(text: str, name: str) -> str:
+    """The text of models.yaml without this entry."""
     data = _parse(text)
     pairs = data["pairs"]
     if _flow(data):
@@ -141,7 +158,7 @@ def _without(text: str, name: str) -> str:
 
 
 def _end(lines: list[str], start: int, indent: int) -> int:
-    """The line after an entry: comments and blank lines behind it belong to what follows."""
+    """The line after an entry. Comments and blank lines behind it belong to the next entry."""
     end = place = start + 1
     while place < len(lines):
         content = lines[place].strip()
@@ -154,16 +171,17 @@ def _end(lines: list[str], start: int, indent: int) -> int:
 
 
 def _key(pairs: CommentedMap, name: str) -> Any:
-    """The key as the file has it: names may look like numbers."""
+    """The key as YAML read it, which may be a number; ``name`` if there is none."""
     return next((key for key in pairs if str(key) == name), name)
 
 
 def _flow(data: CommentedMap) -> bool:
-    """True where the pairs stand in braces, which lines cannot be cut out of."""
+    """True if the pairs stand in braces, so that whole lines cannot be cut out."""
     return bool(data.fa.flow_style() or data["pairs"].fa.flow_style())
 
 
 def _block(name: str, entry: dict[str, Any], indent: int) -> str:
+    """The lines of one entry."""
     lines = _dump({name: entry}).splitlines(keepends=True)
     return "".join(" " * indent + line for line in lines)
 

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, by huggingface_hub and into its cache (the extra `hub`)."""
+"""Download models from the Hugging Face hub into its cache (needs the extra `hub`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 def pull(repo: str, wanted: str | None = None) -> list[Path]:
     """Download one model of ``repo``, all parts of it, and return the paths in the hub's cache.
 
-    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None where it has one
-    model only. Raises UsageError for what is not there, QDraftError for a hub that cannot be
+    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes its only
+    model. Raises UsageError if there is no such model, and QDraftError if the hub cannot be
     reached.
     """
     try:
@@ -28,52 +28,56 @@ def pull(repo: str, wanted: str | None = None) -> list[Path]:
     except ImportError as error:
         raise UsageError(
             "downloading needs the package huggingface_hub, which is not installed",
-            hint="pip install 'qdraft[hub]'",
+            hint="install it with pip install 'qdraft[hub]'",
         ) from error
     try:
         info = HfApi().model_info(repo)
-        files = choose([file.rfilename for file in info.siblings or ()], wanted)
+        files = choose_files([file.rfilename for file in info.siblings or ()], wanted)
         return [Path(hf_hub_download(repo, file, revision=info.sha)) for file in files]
     except RepositoryNotFoundError as error:
         raise UsageError(
             f"the hub has no repository {repo} that you may read",
-            hint="private and gated ones need a token: hf auth login",
+            hint="log in for private and gated repositories: hf auth login",
         ) from error
     except HFValidationError as error:
-        raise UsageError(f"{repo} is no name of a repository, as owner/name is") from error
+        raise UsageError(f"{repo} is not a repository name (owner/name)") from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise QDraftError(f"the hub cannot be reached: {reason}") from error
     except Exception as error:
-        # Its HTTP client has errors of its own, another one in each of its major versions.
+        # The errors of the HTTP client are not the hub's own, and differ between its versions.
         if type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
             raise QDraftError(f"the hub cannot be reached: {error}") from error
         raise
 
 
-def choose(files: Sequence[str], wanted: str | None) -> list[str]:
-    """The files of the one model that is wanted. Raises UsageError with the choice there is."""
-    found = [name for name in files if name.lower().endswith(".gguf")]
-    if not found:
+def choose_files(files: Sequence[str], wanted: str | None) -> list[str]:
+    """The files of the wanted model. Raises UsageError that lists the models there are."""
+    names = [name for name in files if name.lower().endswith(".gguf")]
+    if not names:
         raise UsageError("this repository has no GGUF files")
-    if wanted and wanted in found:
+    if wanted and wanted in names:
         chosen = [wanted]
     elif wanted:
         ends = re.compile(rf"(^|[-._/]){re.escape(wanted)}(\.gguf)?$", re.IGNORECASE)
-        chosen = [name for name in found if ends.search(_model(name)) and not _is_projector(name)]
+        chosen = [name for name in names if ends.search(_model(name)) and not _is_projector(name)]
     else:
-        chosen = [name for name in found if not _is_projector(name)]
+        chosen = [name for name in names if not _is_projector(name)]
     models = {_model(name) for name in chosen}
     if len(models) != 1:
-        what = f"no {wanted} in this repository" if not models else "which model is meant?"
-        known = ", ".join(sorted({Path(_model(name)).name for name in found}))
-        raise UsageError(what, hint=f"REPO:FILE or REPO:TYPE; there are {known}")
+        known = ", ".join(sorted({Path(_model(name)).name for name in names}))
+        what = wanted or "language model"
+        how_many = "more than one" if models else "no"
+        raise UsageError(
+            f"this repository has {how_many} {what}",
+            hint=f"choose with REPO:FILE or REPO:TYPE; there are {known}",
+        )
     (model,) = models
-    return sorted(name for name in found if _model(name) == model)
+    return sorted(name for name in names if _model(name) == model)
 
 
 def _model(name: str) -> str:
-    """The name of a file without the number of its part."""
+    """The name of a file without its part number."""
     return _PART.sub("", name)
 
 

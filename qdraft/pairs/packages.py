@@ -1,4 +1,4 @@
-"""From an entry of models.yaml to files on disk: join, verify, quantize into the cache."""
+"""Model files from an entry of models.yaml: join, check and quantize into the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.llama.quantize import Quantized, Recipe, quantize
-from qdraft.pairs.registry import Entry, Source
+from qdraft.pairs.registry import Entry, PackagedModel
 from qdraft.paths import cache_dir, new_file
 
 Progress = Callable[[str, int, int], None]  # what is built, done, of
@@ -20,39 +20,39 @@ Report = Callable[[Quantized], None]
 def materialize(
     entry: Entry, *, threads: int, progress: Progress | None = None, report: Report | None = None
 ) -> tuple[Path, Path | None]:
-    """Paths of target and draft; with a source they are built on first use and kept.
+    """The paths of target and draft; packaged models are quantized on first use and kept.
 
-    Interrupted or failing builds leave nothing behind. ``report`` gets what each
-    quantization really gave. Raises UsageError when the package is not installed and
-    ModelFileError when its content is not what models.yaml says.
+    A build that fails or is interrupted leaves nothing behind. ``report`` receives the result of
+    each quantization. Raises UsageError if the package is not installed, and ModelFileError if its
+    content does not match the checksum in models.yaml.
     """
-    if entry.source is None:
+    if entry.packaged is None:
         return Path(entry.target), Path(entry.draft) if entry.draft else None
-    folder = cache_dir() / "models" / f"{entry.name}-{entry.source.sha256[:12]}"
+    folder = cache_dir() / "models" / f"{entry.name}-{entry.packaged.sha256[:12]}"
     target = folder / f"{entry.name}-{entry.target}.gguf"
     draft = folder / f"{entry.name}-{entry.draft}.gguf" if entry.draft else None
 
-    def build(source: Path, path: Path, file_type: str) -> None:
+    def build(original: Path, path: Path, file_type: str) -> None:
         def step(done: int, of: int) -> None:
             if progress:
                 progress(path.name, done, of)
 
-        made = quantize(source, path, Recipe(file_type), threads=threads, progress=step)
+        made = quantize(original, path, Recipe(file_type), threads=threads, progress=step)
         if report:
             report(made)
 
     if not target.exists():
-        build(_source_file(entry, entry.source, folder), target, entry.target)
+        build(packaged_file(entry, entry.packaged, folder), target, entry.target)
     if draft and entry.draft and not draft.exists():
         build(target, draft, entry.draft)
     return target, draft
 
 
-def _source_file(entry: Entry, source: Source, folder: Path) -> Path:
-    """The packaged GGUF itself, or its parts joined into the cache; the checksum holds."""
-    parts = [_locate(entry, source, f.package, f.path) for f in source.files]
+def packaged_file(entry: Entry, packaged: PackagedModel, folder: Path) -> Path:
+    """The packaged GGUF file, or its parts joined in ``folder``, after a check of its checksum."""
+    parts = [_locate(entry, packaged, f.package, f.path) for f in packaged.files]
     if len(parts) == 1:
-        _require_sha256(parts[0], source.sha256)
+        _require_sha256(parts[0], packaged.sha256)
         return parts[0]
     joined = folder / "source.gguf"
     if not joined.exists():
@@ -61,24 +61,23 @@ def _source_file(entry: Entry, source: Source, folder: Path) -> Path:
                 for part in parts:
                     with part.open("rb") as data:
                         shutil.copyfileobj(data, out, 1 << 20)
-            _require_sha256(path, source.sha256)
+            _require_sha256(path, packaged.sha256)
     return joined
 
 
-def _locate(entry: Entry, source: Source, package: str, path: str) -> Path:
+def _locate(entry: Entry, packaged: PackagedModel, package: str, path: str) -> Path:
+    """Where an installed package has this file."""
     try:
-        found = Path(str(distribution(package).locate_file(path)))
+        located = Path(str(distribution(package).locate_file(path)))
     except PackageNotFoundError as error:
-        extra = (
-            f"pip install 'qdraft[{source.extra}]'" if source.extra else f"pip install {package}"
-        )
+        what = f"'qdraft[{packaged.extra}]'" if packaged.extra else package
         raise UsageError(
             f"the pair {entry.name} needs the package {package}, which is not installed",
-            hint=f"{extra}, or give your own files with -m and -d",
+            hint=f"install it with pip install {what}, or give your own files with -m and -d",
         ) from error
-    if not found.is_file():
+    if not located.is_file():
         raise ModelFileError(f"the package {package} lacks {path}", hint=f"reinstall {package}")
-    return found
+    return located
 
 
 def _require_sha256(path: Path, expected: str) -> None:
@@ -88,6 +87,6 @@ def _require_sha256(path: Path, expected: str) -> None:
             digest.update(block)
     if digest.hexdigest() != expected:
         raise ModelFileError(
-            f"{path.name} has another content than models.yaml says (its SHA-256 differs)",
-            hint="the package may be another version or damaged: reinstall it",
+            f"{path.name} does not match the SHA-256 in models.yaml",
+            hint="reinstall the package: it may be damaged or of another version",
         )

