@@ -24,6 +24,8 @@ from qdraft.decoding.records import (
     Origin,
     Round,
     SamplingParams,
+    Times,
+    Verdict,
 )
 from qdraft.decoding.summary import Summary
 from qdraft.errors import (
@@ -72,7 +74,9 @@ __all__ = [
     "SamplingParams",
     "ServerError",
     "Summary",
+    "Times",
     "UsageError",
+    "Verdict",
     "open_pair",
 ]
 

@@ -114,7 +114,7 @@ def test_law_of_one_round_by_enumeration(name: str, block: bool) -> None:
             drafted = (*drafted, acceptance.draw(probs[-1], rng))
         rule = block_rejection if block else rejection
         verdict = rule(Draft(drafted, tuple(probs)), lambda i: dist(target, drafted[:i]), rng)
-        text = (*drafted[: verdict.n_accepted], verdict.token)
+        text = verdict.tokens
         # The rest of three places is drawn from the target, so that the law is one over triples.
         while len(text) < 3:
             text = (*text, acceptance.draw(dist(target, text), rng))

@@ -203,7 +203,7 @@ def test_nan_in_the_draft_drops_the_round(params: SamplingParams) -> None:
     """Case 22: the text goes on, the round is counted, later drafts are fine."""
     rounds = list(run(engine(), ModelDrafter(nan_at(10), 8), params=params))
     assert len(tokens_of(rounds)) == 32
-    assert sum(r.dropped for r in rounds) >= 1
+    assert sum(r.draft.dropped for r in rounds) >= 1
     assert any(r.n_accepted for r in rounds if r.n_context > 10)
     if params is GREEDY:
         assert tokens_of(rounds) == alone()
@@ -235,7 +235,7 @@ def test_between_rounds_the_target_holds_all_but_the_last_token() -> None:
 def test_the_prompt_round_drafts_nothing() -> None:
     """The first token is not kept waiting for the draft's own reading of the prompt."""
     first = next(run(engine(), model_drafter()))
-    assert (first.n_prompt, first.n_draft, first.n_emitted, first.origin) == (
+    assert (first.n_prompt, first.n_draft, first.n_emitted, first.origin_of(0)) == (
         3,
         0,
         1,
@@ -257,7 +257,7 @@ def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
     for r in rounds:
         if r.n_context + 5 <= 203 and r.index > 0:
             for i in range(min(r.n_draft + 1, 4)):
-                row = np.array(logits((*text, *r.draft_tokens[:i])), dtype=np.float32)
+                row = np.array(logits((*text, *r.draft.tokens[:i])), dtype=np.float32)
                 assert (sampler.confidence(row) >= 0.5) == (i < r.n_draft)
             n_stopped += r.n_draft < 4
         text += r.tokens
@@ -267,7 +267,7 @@ def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
 def test_rows_after_a_rejection_are_not_looked_at() -> None:
     rows = np.array([[0, 1, 0], [np.nan] * 3], dtype=np.float32)
     verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0))
-    assert (verdict.n_accepted, verdict.n_tested, verdict.token) == (0, 1, 1)
+    assert (verdict.n_accepted, verdict.n_tested, verdict.tokens[-1]) == (0, 1, 1)
 
 
 class TestSharedKv:
@@ -294,7 +294,7 @@ class TestSharedKv:
         assert isinstance(drafter.engine, FakeEngine)
         assert set(drafter.engine.widths) == {1}
         drafted = [r for r in rounds if r.n_draft]
-        assert [r.n_caught_up for r in drafted[:3]] == [50, 0, 0]  # the prompt, copied
+        assert [r.draft.n_caught_up for r in drafted[:3]] == [50, 0, 0]  # the prompt, copied
         assert courier.starts[:3] == [0, 50, 55]
         assert sum(r.n_accepted for r in rounds) == sum(r.n_draft for r in rounds)
 

@@ -136,14 +136,14 @@ class TestCascade:
         drafted = [r for r in rounds if r.n_draft]
         assert len(drafted) > 20
         assert all(r.n_accepted == r.n_draft for r in drafted)
-        assert any(r.n_draft < r.n_draft_rows for r in drafted)  # some repetitions were cut short
+        assert any(r.n_draft < r.draft.n_rows for r in drafted)  # some repetitions were cut short
         assert list(model.engine.cache) == [*PROMPT, *tokens_of(rounds)][: len(model.engine.cache)]
 
     def test_a_round_that_was_paid_for_is_counted(self) -> None:
         """The model was asked and nothing was offered: its rows are the round's."""
         drafter = CascadeAlone(model_drafter(blend=1.0))
         rounds = list(run(engine(), drafter, n_predict=60, schedule=FixedSchedule(4, p_min=0.999)))
-        assert any(r.n_draft_rows and not r.n_draft for r in rounds)
+        assert any(r.draft.n_rows and not r.n_draft for r in rounds)
 
 
 class TestHybrid:

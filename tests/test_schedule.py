@@ -15,7 +15,7 @@ from qdraft.decoding.drafters.protocol import NoDrafter
 from qdraft.decoding.loop import decode
 from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
-from qdraft.decoding.records import Round, SamplingParams
+from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Verdict
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
@@ -104,7 +104,7 @@ class Machine:
 
 
 def spent(rounds: Sequence[Round]) -> float:
-    return sum(r.draft_s + r.verify_s + r.other_s for r in rounds if not r.n_prompt)
+    return sum(r.times.total_s for r in rounds if not r.n_prompt)
 
 
 def speed(rounds: Sequence[Round]) -> float:
@@ -120,7 +120,7 @@ def worst_window(rounds: Sequence[Round], n_tokens: int = 200) -> float:
         n, time = 0, 0.0
         for r in later[start:]:
             n += r.n_emitted
-            time += r.draft_s + r.verify_s
+            time += r.times.draft_s + r.times.verify_s
             if n >= n_tokens:
                 worst = max(worst, time / n)
                 break
@@ -243,7 +243,8 @@ def test_medians_outlive_a_disturbance() -> None:
     for r in run(engine(), NoDrafter(), n_predict=12):
         costs.add(r)
     before = costs.target_s
-    costs.add(replace(list(run(engine(), NoDrafter(), n_predict=2))[1], verify_s=1000.0))
+    slow = list(run(engine(), NoDrafter(), n_predict=2))[1]
+    costs.add(replace(slow, times=replace(slow.times, verify_s=1000.0)))
     assert costs.target_s == before
 
 
@@ -261,9 +262,9 @@ def test_acceptance_is_learned_by_confidence() -> None:
 
 
 def _with(r: Round, confidence: float, n_accepted: int) -> Round:
-    return replace(
-        r, source="model", n_draft=1, n_tested=1, n_accepted=n_accepted, confidence=(confidence,)
-    )
+    draft = Draft((5,), None, "model", (confidence,), 1)
+    tokens = (5,) * n_accepted + (1,)
+    return replace(r, draft=draft, verdict=Verdict(tokens, 1, Origin.RESIDUAL), tokens=tokens)
 
 
 def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ class TestOwnCells:
             CostAwareSchedule(8, costs), lambda n: 0.9, GREEDY, n=600, prompt=self.prompt
         )
         assert worst_window(rounds) < 1.03
-        assert all(r.n_caught_up < 50 for r in rounds)
+        assert all(r.draft.n_caught_up < 50 for r in rounds)
 
     def test_a_pair_that_pays_wins_the_reading_back(self) -> None:
         machine = Machine(flat, 0.1, read=0.15)

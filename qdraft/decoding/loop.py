@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from qdraft.decoding.drafters.protocol import Drafter
 from qdraft.decoding.engine import Engine
 from qdraft.decoding.policy.schedule import Schedule
-from qdraft.decoding.records import Draft, FinishReason, Round
+from qdraft.decoding.records import Draft, FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
@@ -61,36 +61,25 @@ def decode(
         gate = schedule.plan(budget - 1 if index else 0)
         draft = drafter.draft(tokens, gate, sampler, rng) if budget > 1 else Draft()
         drafted = clock()
-        rows = target.eval([*pending, *draft.tokens], len(draft.tokens) + 1)
+        rows = target.eval([*pending, *draft.tokens], draft.n + 1)
         evaluated = clock()
         verdict = verify(draft, rows, tokens, sampler, rng, block=verify_block)
-        block, finish = cut([*draft.tokens[: verdict.n_accepted], verdict.token], stop)
+        block, finish = cut(verdict.tokens, stop)
         tokens += block
         if finish is None and len(block) >= budget:
             full = len(tokens) >= target.n_ctx
             finish = FinishReason.CONTEXT_FULL if full else FinishReason.LENGTH
         target.truncate(len(tokens) - 1)
-        n_accepted = min(verdict.n_accepted, len(block))
-        drafter.accept(n_accepted, tokens)
+        drafter.accept(min(verdict.n_accepted, len(block)), tokens)
         round = Round(
-            index=index,
-            source=draft.source,
-            n_context=n_context,
-            n_prompt=len(pending) if index == 0 else 0,
-            n_draft=len(draft.tokens),
-            n_tested=min(verdict.n_tested, len(block)),
-            n_accepted=n_accepted,
-            tokens=tuple(block),
-            draft_tokens=draft.tokens,
-            origin=verdict.origin,
-            confidence=draft.confidence,
-            n_draft_rows=draft.n_rows,
-            n_caught_up=draft.n_caught_up,
-            dropped=draft.dropped,
-            finish_reason=finish,
-            draft_s=drafted - started,
-            verify_s=evaluated - drafted,
-            other_s=clock() - evaluated,
+            index,
+            n_context,
+            len(pending) if index == 0 else 0,
+            draft.without_probs(),
+            verdict,
+            tuple(block),
+            finish,
+            Times(drafted - started, evaluated - drafted, clock() - evaluated),
         )
         schedule.observe(round)
         index += 1

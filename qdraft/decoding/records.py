@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -76,15 +76,14 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Tokens proposed for one round.
+    """The k tokens proposed for one round, and what the drafter did for them.
 
-    ``probs[i]`` is exactly the distribution that ``tokens[i]`` was drawn from,
-    after all truncation; ``probs`` None means that the tokens were not drawn at
-    all (a point mass each). ``source`` names the drafter, ``confidence`` holds its
-    largest probability (or another measure from 0 to 1) at each token. ``n_rows``
-    counts the draft rows that were paid for, ``n_caught_up`` the tokens that the
-    drafter had to read first. ``dropped`` is True when the drafter had to give the
-    round up (bad logits).
+    ``probs[i]`` is exactly the distribution q that ``tokens[i]`` was drawn from, after all
+    truncation; ``probs`` is None if the tokens were not drawn (a point mass each). ``source``
+    names the drafter. ``confidence[i]`` is the largest probability of q at ``tokens[i]``, or
+    another measure from 0 to 1. ``n_rows`` counts the draft rows that the round paid for,
+    ``n_caught_up`` the tokens of the text that the drafter had to read first. ``dropped`` is True
+    if bad logits made the drafter give the round up.
     """
 
     tokens: tuple[int, ...] = ()
@@ -95,54 +94,95 @@ class Draft:
     n_caught_up: int = 0
     dropped: bool = False
 
+    @property
+    def n(self) -> int:
+        """k, the number of draft tokens: gamma in Leviathan et al., K in Chen et al."""
+        return len(self.tokens)
+
+    def without_probs(self) -> Draft:
+        """This draft without its distributions, to keep: each may hold n_vocab floats."""
+        return self if self.probs is None else replace(self, probs=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification decided: the accepted prefix and the token after it."""
+    """What verification decided.
 
-    n_accepted: int
+    ``tokens`` are the accepted draft tokens and the one token after them, before the text's end
+    cuts them. ``n_tested`` counts the draft tokens that were judged: the accepted ones and the
+    first rejected one. ``origin`` is where the last token came from.
+    """
+
+    tokens: tuple[int, ...]
     n_tested: int
-    token: int
     origin: Origin
+
+    @property
+    def n_accepted(self) -> int:
+        """How many draft tokens stand."""
+        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round: draft, verify, accept.
+class Times:
+    """Seconds of one round: drafting, the target's decode, and the rest."""
 
-    ``tokens`` are the emitted ones, ``draft_tokens`` the proposed ones, ``n_context`` the length of
-    the text before the round. ``n_prompt`` counts prompt tokens evaluated in this round (only the
-    first has any); ``confidence``, ``n_draft_rows`` and ``n_caught_up`` are the draft's own
-    account. Times in seconds: ``draft_s`` drafting, ``verify_s`` the target's decode, ``other_s``
-    the rest.
-    """
-
-    index: int
-    source: str
-    n_context: int
-    n_prompt: int
-    n_draft: int
-    n_tested: int
-    n_accepted: int
-    tokens: tuple[int, ...]
-    draft_tokens: tuple[int, ...]
-    origin: Origin
-    confidence: tuple[float, ...]
-    n_draft_rows: int
-    n_caught_up: int
-    dropped: bool
-    finish_reason: FinishReason | None
     draft_s: float
     verify_s: float
     other_s: float
 
     @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: draft, verify, accept, cut, commit.
+
+    ``n_context`` is the length of the text before the round. ``n_prompt`` counts the prompt
+    tokens that the target read in this round (only the first round reads any). ``draft`` comes
+    without its distributions. ``tokens`` are the emitted ones: those of ``verdict`` up to the
+    first that ends the text. The counts below follow that cut; those of ``verdict`` do not.
+    """
+
+    index: int
+    n_context: int
+    n_prompt: int
+    draft: Draft
+    verdict: Verdict
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    times: Times
+
+    @property
+    def source(self) -> str:
+        """The drafter that the draft came from; empty without a draft."""
+        return self.draft.source
+
+    @property
+    def n_draft(self) -> int:
+        """Tokens drafted."""
+        return self.draft.n
+
+    @property
+    def n_tested(self) -> int:
+        """Draft tokens judged, as far as the text goes."""
+        return min(self.verdict.n_tested, len(self.tokens))
+
+    @property
+    def n_accepted(self) -> int:
+        """Draft tokens emitted."""
+        return min(self.verdict.n_accepted, len(self.tokens))
+
+    @property
     def n_emitted(self) -> int:
+        """Tokens that the text grew by."""
         return len(self.tokens)
 
     def origin_of(self, place: int) -> Origin:
         """Where ``tokens[place]`` came from."""
-        return Origin.DRAFT if place < self.n_accepted else self.origin
+        return Origin.DRAFT if place < self.n_accepted else self.verdict.origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,9 @@ def summarize(
     histogram = [0] * (1 + max((r.n_accepted for r in drafted), default=-1))
     for r in drafted:
         histogram[r.n_accepted] += 1
-    rate = _ratio(sum(r.n_emitted for r in later), sum(_seconds(r) for r in later))
+    rate = _ratio(sum(r.n_emitted for r in later), sum(r.times.total_s for r in later))
     # What a drafter spent before it offered nothing is not the target's time.
-    one = median(r.verify_s + r.other_s for r in plain) if plain else 0.0
+    one = median(r.times.verify_s + r.times.other_s for r in plain) if plain else 0.0
     usual = {n: median(times) for n, times in _times_by_width(later).items()}
     alone = _ratio(len(plain), sum(_settled(r, usual) for r in plain))
     timed = drafted
@@ -99,7 +99,7 @@ def summarize(
         one, alone = costs.target_s, 1 / costs.target_s
         timed = [r for i, r in enumerate(drafted) if r.n_draft in {d.n_draft for d in drafted[:i]}]
     settled = _ratio(
-        sum(r.n_emitted for r in later), sum(r.draft_s + _settled(r, usual) for r in later)
+        sum(r.n_emitted for r in later), sum(r.times.draft_s + _settled(r, usual) for r in later)
     )
     alpha = _ratio(n_accepted, n_tested)
     c = _c([r for r in later if source in (None, r.source)], one)
@@ -116,17 +116,17 @@ def summarize(
         n_drafted=n_drafted,
         n_tested=n_tested,
         n_accepted=n_accepted,
-        n_dropped=sum(r.dropped for r in rounds),
+        n_dropped=sum(r.draft.dropped for r in rounds),
         alpha=alpha,
         draft_yield=_ratio(n_accepted, n_drafted),
         tau=_ratio(sum(r.n_emitted for r in drafted), len(drafted)),
         accepted_histogram=tuple(histogram),
         sources=_by_source(drafted),
         ttft_s=ttft_s,
-        prompt_s=sum(_seconds(r) for r in rounds if r.n_prompt),
-        draft_s=sum(r.draft_s for r in later),
-        verify_s=sum(r.verify_s for r in later),
-        other_s=sum(r.other_s for r in later),
+        prompt_s=sum(r.times.total_s for r in rounds if r.n_prompt),
+        draft_s=sum(r.times.draft_s for r in later),
+        verify_s=sum(r.times.verify_s for r in later),
+        other_s=sum(r.times.other_s for r in later),
         tokens_per_second=rate,
         target_tokens_per_second=alone,
         speedup=gain,
@@ -153,16 +153,12 @@ def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _seconds(round: Round) -> float:
-    return round.draft_s + round.verify_s + round.other_s
-
-
 def _c(rounds: Sequence[Round], one: float) -> float | None:
     """c from the median draft row, leaving out drafts that first had to read a part of the text."""
     rows = [
-        r.draft_s / r.n_draft_rows
+        r.times.draft_s / r.draft.n_rows
         for r in rounds
-        if r.n_draft_rows and r.n_caught_up <= N_READ_FREE
+        if r.draft.n_rows and r.draft.n_caught_up <= N_READ_FREE
     ]
     return median(rows) / one if one and rows else None
 
@@ -176,13 +172,13 @@ def _times_by_width(rounds: Sequence[Round]) -> dict[int, list[float]]:
     """Seconds of the target's part of each round, by number of draft tokens."""
     times: dict[int, list[float]] = {}
     for r in rounds:
-        times.setdefault(r.n_draft, []).append(r.verify_s + r.other_s)
+        times.setdefault(r.n_draft, []).append(r.times.verify_s + r.times.other_s)
     return times
 
 
 def _settled(round: Round, usual: dict[int, float]) -> float:
     """Seconds of the target's part of a round, at most ``_SPIKE`` times what is usual for it."""
-    return min(round.verify_s + round.other_s, _SPIKE * usual[round.n_draft])
+    return min(round.times.verify_s + round.times.other_s, _SPIKE * usual[round.n_draft])
 
 
 def _predicted(
@@ -195,16 +191,16 @@ def _predicted(
     """Expected tokens of these rounds over their expected time, in target tokens."""
     if alpha is None:
         return None
-    sources = {r.source for r in later if r.n_draft_rows}
+    sources = {r.source for r in later if r.draft.n_rows}
     c = {s: costs.c(s) if costs else _c([r for r in later if r.source == s], one) for s in sources}
     tokens = time = 0.0
     for r in later:
-        row = c[r.source] if r.n_draft_rows else 0.0
+        row = c[r.source] if r.draft.n_rows else 0.0
         rows = v.get(r.n_draft + 1) if r.n_draft else 1.0
         if rows is None or row is None:
             return None
         tokens += expected_tokens(alpha, r.n_draft)
-        time += r.n_draft_rows * row + rows
+        time += r.draft.n_rows * row + rows
     return _ratio(tokens, time)
 
 
@@ -212,9 +208,9 @@ def _spread(later: Sequence[Round]) -> float | None:
     """The ninth decile of verify times over the median of their width; None from too few."""
     by_width: dict[int, list[float]] = {}
     for r in later:
-        by_width.setdefault(r.n_draft, []).append(r.verify_s)
+        by_width.setdefault(r.n_draft, []).append(r.times.verify_s)
     typical = {n: median(times) for n, times in by_width.items() if len(times) >= _MANY // 2}
-    ratios = [r.verify_s / typical[r.n_draft] for r in later if typical.get(r.n_draft)]
+    ratios = [r.times.verify_s / typical[r.n_draft] for r in later if typical.get(r.n_draft)]
     return quantiles(ratios, n=10)[-1] if len(ratios) >= _MANY else None
 
 

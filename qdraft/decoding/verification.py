@@ -43,9 +43,9 @@ def greedy(tokens: Sequence[int], argmax: Callable[[int], int]) -> Verdict:
     for i, token in enumerate(tokens):
         best = argmax(i)
         if token != best:
-            return Verdict(i, i + 1, best, Origin.RESIDUAL)
+            return Verdict((*tokens[:i], best), i + 1, Origin.RESIDUAL)
     n = len(tokens)
-    return Verdict(n, n, argmax(n), Origin.BONUS if n else Origin.TARGET)
+    return Verdict((*tokens, argmax(n)), n, Origin.BONUS if n else Origin.TARGET)
 
 
 def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
@@ -54,9 +54,11 @@ def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rn
         p = target_probs(i)
         q = draft.probs[i] if draft.probs is not None else point_mass(token)
         if not rng.accept(p.prob(token) / q.prob(token)):
-            return Verdict(i, i + 1, draw(residual(p, q), rng), Origin.RESIDUAL)
-    n = len(draft.tokens)
-    return Verdict(n, n, draw(target_probs(n), rng), Origin.BONUS if n else Origin.TARGET)
+            replacement = draw(residual(p, q), rng)
+            return Verdict((*draft.tokens[:i], replacement), i + 1, Origin.RESIDUAL)
+    n = draft.n
+    bonus = draw(target_probs(n), rng)
+    return Verdict((*draft.tokens, bonus), n, Origin.BONUS if n else Origin.TARGET)
 
 
 def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
@@ -82,9 +84,9 @@ def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], r
             break
         stands -= 1
     if stands == n:
-        return Verdict(n, n, draw(p[n], rng), Origin.BONUS if n else Origin.TARGET)
-    rest = residual(p[stands], q[stands], weights[stands])
-    return Verdict(stands, stands + 1, draw(rest, rng), Origin.RESIDUAL)
+        return Verdict((*tokens, draw(p[n], rng)), n, Origin.BONUS if n else Origin.TARGET)
+    replacement = draw(residual(p[stands], q[stands], weights[stands]), rng)
+    return Verdict((*tokens[:stands], replacement), stands + 1, Origin.RESIDUAL)
 
 
 def prefix_stands(p: Distribution, q: Distribution, weight: float) -> float:

@@ -37,11 +37,12 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
 
 
 def _round(round: Round) -> dict[str, Any]:
-    names = (
-        "source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted", "dropped",
-        "draft_s", "verify_s", "other_s",
-    )  # fmt: skip
-    return {name: getattr(round, name) for name in names}
+    names = ("source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted")
+    return {
+        **{name: getattr(round, name) for name in names},
+        "dropped": round.draft.dropped,
+        **dataclasses.asdict(round.times),
+    }
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _noise(
     target.truncate(0)
     tokens = list(prompt)
     for round in rounds:
-        rows = target.eval([*tokens[target.n_past :], *round.draft_tokens], round.n_draft + 1)
+        rows = target.eval([*tokens[target.n_past :], *round.draft.tokens], round.n_draft + 1)
         tokens += round.tokens
         target.truncate(len(tokens) - 1)
     n = min(len(alone), len(rows))

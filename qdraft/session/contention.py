@@ -28,9 +28,9 @@ class Contention:
         """Take in a round (not the prompt's). True when it is the third slow one in a row."""
         # Attention takes longer the longer the text: only what is alike is compared.
         like = (round.n_draft + 1, round.n_context // _DEPTH)
-        least = self._least.setdefault(like, round.verify_s)
-        self._least[like] = min(least, round.verify_s)
-        slower = round.verify_s / least if least > 0 else 1.0
+        least = self._least.setdefault(like, round.times.verify_s)
+        self._least[like] = min(least, round.times.verify_s)
+        slower = round.times.verify_s / least if least > 0 else 1.0
         self._n_slow = self._n_slow + 1 if slower > _MANY else 0
         if self._n_slow < _IN_A_ROW:
             return False

@@ -260,7 +260,7 @@ def _folded(rounds: Sequence[Round]) -> Replayed:
     n_accepted = sum(r.n_accepted for r in drafted)
     n_tested, n_drafted = sum(r.n_tested for r in drafted), sum(r.n_draft for r in drafted)
     n_tokens = sum(r.n_emitted for r in later)
-    spent = sum(r.draft_s + r.verify_s + r.other_s for r in later)
+    spent = sum(r.times.total_s for r in later)
     tested, accepted = by_place(drafted)
     return Replayed(
         n_tokens,

@@ -110,11 +110,11 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
             text.read()
             for r in text.rounds[2:]:
                 if r.n_draft == n_draft:
-                    rows.append(r.draft_s / r.n_draft_rows)
+                    rows.append(r.times.draft_s / r.draft.n_rows)
                 if r.n_draft:
-                    v.setdefault(r.n_draft + 1, []).append(r.verify_s + r.other_s)
+                    v.setdefault(r.n_draft + 1, []).append(r.times.verify_s + r.times.other_s)
                 else:
-                    one.append(r.verify_s + r.other_s)
+                    one.append(r.times.verify_s + r.times.other_s)
         if progress:
             progress("measuring costs", i + 1, len(_LENGTHS))
     if not one or not rows or not v:

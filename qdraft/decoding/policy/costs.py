@@ -66,7 +66,7 @@ class CostTable:
 
     def add(self, round: Round) -> None:
         """Take in the times of a round (not the prompt's); verifying is a part of the decode."""
-        verify_s = round.verify_s + round.other_s
+        verify_s = round.times.verify_s + round.times.other_s
         among_others, self._drafted_last = self._drafted_last, bool(round.n_draft)
         self._n_rounds += 1
         self._v_of.clear()
@@ -84,8 +84,8 @@ class CostTable:
             if self._counts(width, among_others):
                 self._v[width].append(ratio)
                 self._v_mid[width] = median(self._v[width])
-        if round.n_draft_rows and round.n_caught_up <= N_READ_FREE:
-            source, ratio = round.source, round.draft_s / round.n_draft_rows / self._target_s
+        if round.draft.n_rows and round.draft.n_caught_up <= N_READ_FREE:
+            source, ratio = round.source, round.times.draft_s / round.draft.n_rows / self._target_s
             if self._counts(source, among_others):
                 self._c[source].append(ratio)
                 self._c_mid[source] = median(self._c[source])
@@ -177,7 +177,7 @@ class AcceptanceTable:
 
     def add(self, round: Round) -> None:
         """Take in the tested tokens of a round."""
-        for i, confidence in enumerate(round.confidence[: round.n_tested]):
+        for i, confidence in enumerate(round.draft.confidence[: round.n_tested]):
             accepted = float(i < round.n_accepted)
             key = (round.source, self._bin(confidence))
             self._bins[key] = self._count(self._bins.get(key, (0.0, 0.0)), accepted)
@@ -255,10 +255,10 @@ class RecentLoss:
             return
         grown = self._limit + self._max_loss * round.n_emitted
         self._limit = min(grown, self._max_loss * self._N_TOKENS)
-        if round.n_draft_rows:
-            spent = (round.draft_s + round.verify_s + round.other_s) / target_s
-            if round.n_caught_up > N_READ_FREE:
-                spent += round.n_draft_rows * costs.c(round.source) - round.draft_s / target_s
+        if round.draft.n_rows:
+            spent = round.times.total_s / target_s
+            if round.draft.n_caught_up > N_READ_FREE:
+                spent += round.draft.n_rows * costs.c(round.source) - round.times.draft_s / target_s
             debt = self.debt + spent - round.n_emitted
             self.debt = min(max(-self._SAVED, debt), self._limit + self._OVER)
         else:
@@ -266,7 +266,7 @@ class RecentLoss:
             self.debt = max(min(0.0, self.debt), self.debt - self._max_loss * round.n_emitted)
         self._recent.append((round.n_emitted, spent))
         self._n_rounds += 1
-        if round.n_draft_rows:
+        if round.draft.n_rows:
             of_source = self._of_source.setdefault(round.source, deque(maxlen=self._N_ROUNDS))
             of_source.append((round.n_emitted, spent))
             self._last_round[round.source] = self._n_rounds

@@ -162,12 +162,12 @@ class CostAwareSchedule:
     def observe(self, round: Round) -> None:
         self._n_rounds += 1
         if round.n_prompt:
-            self.read_s = round.verify_s / round.n_prompt
+            self.read_s = round.times.verify_s / round.n_prompt
             return
         self.costs.add(round)
         self.acceptance.add(round)
         self.loss.add(round, self.costs)
-        if round.n_draft_rows:
+        if round.draft.n_rows:
             if self._since_draft >= self._patience:  # it was a probe
                 paid = round.n_emitted > 1 and self.loss.debt <= 0
                 self._patience = 32 if paid else min(512, 2 * self._patience)
