@@ -150,7 +150,10 @@ def test_the_enumerated_loops_draft_two_tokens_in_a_round() -> None:
 
 @block_or_token
 def test_law_when_a_draft_row_is_bad(block: bool) -> None:
-    """Case 22: what was drawn before the bad row stays; dropping it would change its law."""
+    """What was drawn before a row of NaN stays: to drop it would change the law of the text.
+
+    https://github.com/ggml-org/llama.cpp/issues/23606
+    """
     logits = table_logits(3, 7, blend=0.3)
     bad = [math.nan] * 3
 

@@ -1,4 +1,4 @@
-"""The loop on a fake engine: counts, caches, limits. Numbers name the cases of public bug reports."""
+"""The loop on a fake engine: counts, caches, limits. Addresses name the public reports of bugs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def wrong(context: list[int] | tuple[int, ...]) -> list[int]:
 
 
 def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
-    """Case 2: also the first draft token of a block is verified."""
+    """The first draft token of a block is verified too.
+
+    https://github.com/ohdearquant/lattice/issues/243
+    """
     rounds = list(run(engine(), ScriptedDrafter(wrong), n_draft=1))
     assert tokens_of(rounds) == alone()
     assert sum(r.n_accepted for r in rounds) == 0
@@ -39,7 +42,10 @@ def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
 
 
 def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
-    """Case 3."""
+    """Elsewhere, a token was printed twice if a draft was empty after a full acceptance.
+
+    https://github.com/ikawrakow/ik_llama.cpp/pull/2065
+    """
     perfect = model_drafter(blend=0.0)
 
     class Alternating(ScriptedDrafter):
@@ -58,7 +64,10 @@ def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
 
 
 def test_a_model_that_drafts_for_itself_accepts_everything_to_the_end() -> None:
-    """Case 4: a cache out of step would let acceptance sink while the text stays right."""
+    """If the draft's cache were out of step, acceptance would sink while the text stays right.
+
+    https://github.com/lablup/mlxcel/issues/994
+    """
     rounds = list(run(engine(), model_drafter(blend=0.0), n_predict=1000))
     drafted = [r for r in rounds if r.n_draft]
     assert all(r.n_accepted == r.n_draft for r in drafted)
@@ -75,7 +84,10 @@ def test_own_cache_is_fed_each_token_once() -> None:
 
 
 def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
-    """Case 5: over the same contexts the first place of n_draft 4 is that of n_draft 1."""
+    """Over the same contexts, n_draft 1 and the first place of n_draft 4 accept the same.
+
+    https://github.com/vllm-project/vllm/pull/9730
+    """
 
     def first_place(n_draft: int) -> dict[int, bool]:
         rounds = run(engine(), model_drafter(blend=0.5), n_predict=400, n_draft=n_draft)
@@ -89,7 +101,10 @@ def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
 
 @pytest.mark.parametrize("plain_every", [2, 3, 5])
 def test_rounds_without_a_draft_leave_the_draft_in_step(plain_every: int) -> None:
-    """Case 6."""
+    """Elsewhere, the draft's cache was stale after rounds without a draft.
+
+    https://github.com/vllm-project/vllm-metal/pull/716
+    """
     rounds = list(run(engine(), model_drafter(8, 0.0), n_predict=200, plain_every=plain_every))
     assert all(r.n_accepted == r.n_draft for r in rounds)
     assert any(r.n_draft == 0 for r in rounds[3:])
@@ -98,7 +113,10 @@ def test_rounds_without_a_draft_leave_the_draft_in_step(plain_every: int) -> Non
 def test_a_full_draft_context_warns_once_and_the_target_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Case 8."""
+    """A draft context smaller than the target's does not end the program.
+
+    https://github.com/ggml-org/llama.cpp/issues/22554
+    """
     with caplog.at_level(logging.WARNING, logger="qdraft"):
         rounds = list(run(engine(), model_drafter(blend=0.0, n_ctx=20), n_predict=40))
     assert tokens_of(rounds) == alone(40)
@@ -110,7 +128,10 @@ def test_a_full_draft_context_warns_once_and_the_target_goes_on(
 
 
 def test_the_context_is_never_overrun() -> None:
-    """Case 10: prompt and text fill it to the last place, and the reason is given."""
+    """Prompt and text fill the context to the last place, and the finish reason says so.
+
+    https://github.com/turboderp-org/exllamav2/issues/274
+    """
     for n_draft in range(6):
         target = engine(n_ctx=16)
         rounds = list(
@@ -122,7 +143,11 @@ def test_the_context_is_never_overrun() -> None:
 
 @pytest.mark.parametrize("n_predict", range(8))
 def test_exactly_as_many_tokens_as_asked(n_predict: int) -> None:
-    """Case 11, with a draft that is always right."""
+    """A draft that is always right gives neither more tokens than asked for nor fewer than counted.
+
+    https://github.com/ohdearquant/lattice/pull/245
+    https://github.com/ikawrakow/ik_llama.cpp/pull/2358
+    """
     rounds = list(run(engine(), model_drafter(blend=0.0), n_predict=n_predict, n_draft=4))
     assert len(tokens_of(rounds)) == n_predict
     if n_predict:
@@ -136,7 +161,10 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers() -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN])
 def test_an_end_token_inside_a_block_cuts_everything(params: SamplingParams) -> None:
-    """Case 15: text, counts and both caches stop at the end token."""
+    """Text, counts and both caches stop at the end token.
+
+    https://github.com/huggingface/transformers/issues/47912
+    """
     cycle = [3, 4, 5, 6, 7]  # what both models say, over and over; 6 ends the text
 
     def logits(tokens: tuple[int, ...]) -> np.ndarray:
@@ -167,7 +195,10 @@ def test_an_end_token_inside_a_block_cuts_everything(params: SamplingParams) -> 
 
 
 def test_the_drafter_stops_at_an_end_token_and_the_target_verifies_it() -> None:
-    """Case 15: a drafted end token does not end the text by itself."""
+    """A drafted end token does not end the text by itself.
+
+    https://github.com/ohdearquant/lattice/issues/237
+    """
     drafter = model_drafter(blend=0.9, end=range(8))  # to the draft every token is an end
     rounds = list(run(engine(), drafter))
     assert all(r.n_draft <= 1 for r in rounds)
@@ -182,7 +213,10 @@ PENALTIES = SamplingParams(
 
 @pytest.mark.parametrize("n_draft", [1, 3, 6])
 def test_penalties_see_the_draft_row_by_row(n_draft: int) -> None:
-    """Case 20: the same ids as without a draft, and the self-pair accepts everything."""
+    """The tokens are those of the target alone, and a model that drafts for itself accepts all.
+
+    https://github.com/sgl-project/sglang/pull/33643
+    """
     plain = tokens_of(list(run(engine(), NoDrafter(), params=PENALTIES, n_predict=120)))
     own = list(
         run(engine(), model_drafter(blend=0.0), params=PENALTIES, n_predict=120, n_draft=n_draft)
@@ -200,7 +234,10 @@ def nan_at(length: int, blend: float = 0.0) -> FakeEngine:
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN])
 def test_nan_in_the_draft_drops_the_round(params: SamplingParams) -> None:
-    """Case 22: the text goes on, the round is counted, later drafts are fine."""
+    """A row of NaN in the draft: the text goes on, the round is counted, later drafts are fine.
+
+    https://github.com/ggml-org/llama.cpp/issues/23606
+    """
     rounds = list(run(engine(), ModelDrafter(nan_at(10), 8), params=params))
     assert len(tokens_of(rounds)) == 32
     assert sum(r.draft.dropped for r in rounds) >= 1
@@ -211,7 +248,10 @@ def test_nan_in_the_draft_drops_the_round(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN])
 def test_nan_in_the_target_is_an_error(params: SamplingParams) -> None:
-    """Case 22."""
+    """A row of NaN in the target stops the text with an error.
+
+    https://github.com/ggml-org/llama.cpp/issues/23606
+    """
     with pytest.raises(LogitsError, match="nan"):
         list(run(nan_at(10), model_drafter(blend=0.0), params=params))
 
@@ -323,7 +363,11 @@ class TestSharedKv:
 
 
 class TestCheck:
-    """Case 1: the same, or where it forks and whether numerics explain it."""
+    """The text is the target's, or the check says where it forks and whether numerics explain it.
+
+    https://github.com/ggml-org/llama.cpp/issues/25618
+    https://github.com/ggml-org/llama.cpp/issues/27407
+    """
 
     sampler = Sampler(GREEDY, 8)
 
