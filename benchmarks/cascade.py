@@ -29,7 +29,7 @@ from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
-from qdraft.decoding.intervals import Ratio, Run, speed_ratio
+from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.session.store import described
 from qdraft.study.prompts import WARM_UP
@@ -181,7 +181,8 @@ def measure(pair: Pair, n_predict: int, seconds: float) -> list[Text]:
 def ratio(ours: Sequence[Text], theirs: Sequence[Text]) -> Ratio | None:
     """Speed of ours over theirs, total over total, with an interval over paired texts."""
     return speed_ratio(
-        [Run(t.n_tokens, t.seconds) for t in ours], [Run(t.n_tokens, t.seconds) for t in theirs]
+        [TimedText(t.n_tokens, t.seconds) for t in ours],
+        [TimedText(t.n_tokens, t.seconds) for t in theirs],
     )
 
 

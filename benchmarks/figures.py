@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from qdraft.decoding.intervals import Ratio, Run, speed_ratio
+from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 
 Rows = Sequence[dict[str, Any]]
 Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"
@@ -47,8 +47,8 @@ def interval(ours: Rows, theirs: Rows) -> Ratio:
     return found
 
 
-def _run(row: dict[str, Any]) -> Run:
-    return Run(row["n_tokens"], row["seconds"])
+def _run(row: dict[str, Any]) -> TimedText:
+    return TimedText(row["n_tokens"], row["seconds"])
 
 
 def of_kind(rows: Rows, pair: str, kind: str) -> float:

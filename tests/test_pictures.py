@@ -1,4 +1,4 @@
-"""Pictures and tables of studies: in the terminal, in files, on a page."""
+"""Charts and tables of studies: in the terminal, in files, on a page."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from qdraft.errors import UsageError
-from qdraft.render.charts import drawing, save_pictures
+from qdraft.render.charts import drawing, save_charts
 from qdraft.render.html import save_page
 from qdraft.render.tables import Sheet, as_csv, as_markdown, told
-from qdraft.study.chart_data import Bars, Curves, Line, costs_picture, line_of
+from qdraft.study.chart_data import BarChart, Line, LineChart, costs_chart, line_of
 
-CURVES = Curves(
+CURVES = LineChart(
     "A curve", "x", "y",
     (line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]), Line("other", (1, 2), (1, 1), (0, 0), (2, 2))),
     (1.5, "here"),
 )  # fmt: skip
-BARS = Bars(
+BARS = BarChart(
     "Some bars", "times", ("code", "a story"), {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
     1.0, {"achieved": (1.1, None), "predicted": (None, None)},
     {"achieved": (1.3, None), "predicted": (None, None)},
@@ -28,13 +28,13 @@ BARS = Bars(
 
 
 class TestPictures:
-    @pytest.mark.parametrize("picture", [CURVES, BARS], ids=["curves", "bars"])
-    def test_as_text(self, picture: Curves | Bars) -> None:
+    @pytest.mark.parametrize("chart", [CURVES, BARS], ids=["curves", "bars"])
+    def test_as_text(self, chart: LineChart | BarChart) -> None:
         """Readable without colour, at 80 columns, no escape codes."""
-        text = drawing(picture)
+        text = drawing(chart)
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 79
-        assert picture.title in text
+        assert chart.title in text
 
     def test_bars_show_their_values_and_what_is_even(self) -> None:
         lines = drawing(BARS).splitlines()
@@ -53,15 +53,15 @@ class TestPictures:
     )
     def test_files(self, tmp_path: Path, name: str, magic: bytes) -> None:
         path = tmp_path / name
-        save_pictures([CURVES, BARS, costs_picture({2: 1.1}, 0.4, 1)], path)
+        save_charts([CURVES, BARS, costs_chart({2: 1.1}, 0.4, 1)], path)
         assert path.read_bytes().startswith(magic)
 
     def test_other_names_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="name ends in"):
-            save_pictures([CURVES], tmp_path / "p.jpg")
+            save_charts([CURVES], tmp_path / "p.jpg")
 
     def test_nothing_measured(self) -> None:
-        assert "nothing was measured" in drawing(Curves("Empty", "x", "y", ()))
+        assert "nothing was measured" in drawing(LineChart("Empty", "x", "y", ()))
 
 
 SHEET = Sheet(

@@ -13,7 +13,7 @@ from qdraft.decoding.policy.model import expected_tokens, speedup
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.study import recording as records
-from qdraft.study.recording import Trace, record
+from qdraft.study.recording import Recording, record
 from qdraft.study.replay import Costs, Replayed, replay, synthetic, with_rest
 from qdraft.testing import FakeCourier
 
@@ -37,9 +37,9 @@ class TestSynthetic:
         assert found.speedup == pytest.approx(ideal, rel=0.05)
 
     def test_the_measured_policy_is_close_to_the_best_length(self) -> None:
-        trace = synthetic(0.8)
-        best = max(replay(trace, COSTS, PLAIN, fixed(n)).speedup for n in range(1, 9))
-        assert replay(trace, COSTS, PLAIN, DecodeParams()).speedup > 0.94 * best
+        recording = synthetic(0.8)
+        best = max(replay(recording, COSTS, PLAIN, fixed(n)).speedup for n in range(1, 9))
+        assert replay(recording, COSTS, PLAIN, DecodeParams()).speedup > 0.94 * best
 
     def test_a_draft_that_cannot_pay_is_left_alone(self) -> None:
         dear = Costs(0.9, {2: 1.6, 9: 4.0})
@@ -51,7 +51,7 @@ class TestSynthetic:
             synthetic(0)
 
 
-def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace:
+def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Recording:
     """Texts of a fake pair, recorded as `qdraft tune` does."""
     params = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
     texts = []
@@ -74,7 +74,7 @@ def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Trace
             )
         )  # fmt: skip
         assert target.n_past == draft.n_past == 0
-    return Trace({}, tuple(texts))
+    return Recording({}, tuple(texts))
 
 
 def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
@@ -97,27 +97,27 @@ def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
 class TestRecorded:
     @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
     def test_alpha_is_that_of_the_loop(self, params: SamplingParams) -> None:
-        trace = recorded(300, params.temperature, 0.25, shared=True)
-        found = replay(trace, COSTS, params, fixed(3), repeats=3)
+        recording = recorded(300, params.temperature, 0.25, shared=True)
+        found = replay(recording, COSTS, params, fixed(3), repeats=3)
         assert found.alpha == pytest.approx(live(300, params, 0.25, 3), abs=0.03)
 
     def test_each_place_is_its_own(self) -> None:
         """Greedy with the record of the greedy text: the replay is that loop, token for token."""
-        trace = recorded(200, 0.0, 0.3, shared=True)
-        assert replay(trace, COSTS, GREEDY, fixed(2)).alpha == live(200, GREEDY, 0.3, 2)
+        recording = recorded(200, 0.0, 0.3, shared=True)
+        assert replay(recording, COSTS, GREEDY, fixed(2)).alpha == live(200, GREEDY, 0.3, 2)
 
     def test_own_cells(self) -> None:
-        trace = recorded(60, 1.0, 0.0, shared=False)
-        assert replay(trace, COSTS, PLAIN, fixed(2), share_kv=False).alpha == pytest.approx(1)
+        recording = recorded(60, 1.0, 0.0, shared=False)
+        assert replay(recording, COSTS, PLAIN, fixed(2), share_kv=False).alpha == pytest.approx(1)
         with pytest.raises(UsageError, match="does not share"):
-            replay(trace, COSTS, PLAIN, fixed(2))
+            replay(recording, COSTS, PLAIN, fixed(2))
 
     def test_a_record_outlives_its_models(self, tmp_path: Path) -> None:
-        trace = recorded(40, 1.0, 0.2, shared=True)
+        recording = recorded(40, 1.0, 0.2, shared=True)
         path = tmp_path / "pair.npz"
-        records.save(trace, path)
+        records.save(recording, path)
         again = records.load(path)
-        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), repeats=2) for t in (trace, again)]
+        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), repeats=2) for t in (recording, again)]
         assert found[0] == found[1]
         assert isinstance(found[0], Replayed)
 
@@ -137,13 +137,13 @@ class TestRecorded:
             records.load(path)
 
     def test_what_cannot_be_replayed_is_refused(self) -> None:
-        trace = synthetic(0.8, 20)
+        recording = synthetic(0.8, 20)
         with pytest.raises(UsageError, match="repeat_penalty"):
-            replay(trace, COSTS, SamplingParams(repeat_penalty=1.1), fixed(1))
+            replay(recording, COSTS, SamplingParams(repeat_penalty=1.1), fixed(1))
         with pytest.raises(UsageError, match="above 1"):
-            replay(trace, COSTS, SamplingParams(temperature=2), fixed(1))
+            replay(recording, COSTS, SamplingParams(temperature=2), fixed(1))
         with pytest.raises(UsageError, match="only --drafter model"):
-            replay(trace, COSTS, PLAIN, DecodeParams(drafter="ngram"))
+            replay(recording, COSTS, PLAIN, DecodeParams(drafter="ngram"))
 
 
 def test_the_rest_weighs_what_its_tokens_would() -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdraft.decoding.intervals import FEWEST, Ratio, Run, mean_of, speed, speed_ratio, t_quantile
+from qdraft.decoding.intervals import (
+    FEWEST,
+    Ratio,
+    TimedText,
+    mean_of,
+    speed,
+    speed_ratio,
+    t_quantile,
+)
 
 
 def pairs(
     rng: np.random.Generator, n: int, true: float, noise: float
-) -> tuple[list[Run], list[Run]]:
+) -> tuple[list[TimedText], list[TimedText]]:
     """Texts of other lengths, in which a disturbance hits both contenders of a pair, and each."""
     ours, theirs = [], []
     for _ in range(n):
         together = rng.lognormal(0, 0.2)
         n_tokens = int(rng.integers(20, 80))
-        ours.append(Run(n_tokens, n_tokens / true * together * rng.lognormal(0, noise)))
-        theirs.append(Run(n_tokens, n_tokens * together * rng.lognormal(0, noise)))
+        ours.append(TimedText(n_tokens, n_tokens / true * together * rng.lognormal(0, noise)))
+        theirs.append(TimedText(n_tokens, n_tokens * together * rng.lognormal(0, noise)))
     return ours, theirs
 
 
@@ -51,7 +59,10 @@ def test_a_noisy_baseline_widens_the_interval() -> None:
 
 def test_total_over_total_not_the_mean_of_ratios() -> None:
     """A short lucky text does not outweigh a long one."""
-    ours, theirs = [Run(10, 1), Run(1000, 200)], [Run(10, 10), Run(1000, 200)]
+    ours, theirs = (
+        [TimedText(10, 1), TimedText(1000, 200)],
+        [TimedText(10, 10), TimedText(1000, 200)],
+    )
     found = speed_ratio(ours, theirs)
     assert found == Ratio(pytest.approx(210 / 201))
     assert speed(ours) == pytest.approx(1010 / 201)
@@ -60,7 +71,7 @@ def test_total_over_total_not_the_mean_of_ratios() -> None:
 
 
 def test_few_texts_have_no_interval() -> None:
-    runs = [Run(10, 1.0)] * (FEWEST - 1)
+    runs = [TimedText(10, 1.0)] * (FEWEST - 1)
     found = speed_ratio(runs, runs)
     assert found is not None
     assert (found.low, found.high, found.decided) == (None, None, False)
@@ -70,7 +81,7 @@ def test_few_texts_have_no_interval() -> None:
 
 def test_texts_that_end_with_their_first_token_have_no_interval() -> None:
     """Some draws then hold nothing but these: no logarithm, and no NaN in a report."""
-    runs = [Run(20, 1.0), Run(30, 2.0), Run(0, 0.0), Run(25, 1.5)]
+    runs = [TimedText(20, 1.0), TimedText(30, 2.0), TimedText(0, 0.0), TimedText(25, 1.5)]
     found = speed_ratio(runs, runs)
     assert found is not None
     assert (found.value, found.low) == (1.0, None)

@@ -1,4 +1,4 @@
-"""Bench, comparison and explanation: from what was measured to rows, pictures and words."""
+"""Bench, comparison and explanation: from what was measured to rows, charts and words."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from qdraft.render.tables import as_markdown
 from qdraft.render.tune import tuned, verdict, winner
 from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.bench_rows import fold
-from qdraft.study.child_job import run_cell
-from qdraft.study.compare import Plan
+from qdraft.study.child_job import run_job
+from qdraft.study.compare import ComparisonSpec
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
 from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
 from qdraft.study.ranking import Measured, conclude
 from qdraft.study.replay import Replayed
-from qdraft.study.settings import Setting, choose
+from qdraft.study.settings import Setting, choose_setting
 from qdraft.study.tune import Tried
 from qdraft.testing import FakeEngine, FakeVocab
 
@@ -82,7 +82,7 @@ class TestBench:
 
     def test_verdicts(self) -> None:
         def verdict(*samples: Sample) -> str:
-            return fold(samples, COSTS).verdict
+            return fold(samples, COSTS).conclusion
 
         assert verdict(sample()).startswith("too few prompts")
         fast = [sample(ours=1 + i / 100, prompt=i) for i in range(8)]
@@ -106,7 +106,7 @@ class TestBench:
         assert found.total.n_texts == 40
         assert found.total.speedup is not None
         assert found.total.speedup.low is None
-        assert found.verdict.startswith("too few prompts")
+        assert found.conclusion.startswith("too few prompts")
         four = [replace(s, prompt=s.repeat % 4) for s in many]
         assert fold(four, COSTS).total.speedup.low is not None  # type: ignore[union-attr]
 
@@ -130,7 +130,7 @@ class TestBench:
             assert word in text
         report = bench_view.report(found, {"library": "x"})
         assert json.loads(json.dumps(report))["v"] == {"2": 1.1, "3": 1.3}
-        titles = [picture.title for picture in bench_view.pictures(found)]
+        titles = [chart.title for chart in bench_view.charts(found)]
         assert titles == [
             "Speed-up", "Acceptance", "Acceptance by place in the draft", "Cost of a target decode",
         ]  # fmt: skip
@@ -214,9 +214,9 @@ class TestComparison:
                 rung("Q4_K_M", 300, 0.015, 2.2, 1.4)]  # fmt: skip
         found = conclude(REFERENCE, rows)
         assert [row.file_type for row in found.rows] == ["Q8_0", "Q4_K_M", "Q2_K"]
-        assert found.verdict.pair == "m-Q4_K_M.gguf"
-        assert found.verdict.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
-        told = " ".join(found.verdict.words)
+        assert found.recommendation.pair == "m-Q4_K_M.gguf"
+        assert found.recommendation.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
+        told = " ".join(found.recommendation.words)
         assert "1.40 times as fast" in told
         assert "2.20 times as fast" in told
         assert "the single file is the faster one, the pair the exact one" in told
@@ -225,14 +225,14 @@ class TestComparison:
         row = rung("Q6_K", 400, 0.01, 0.9, 1.02)
         row.found["as_draft"][0]["measured"] = {"value": 1.02, "low": 0.94, "high": 1.11}
         found = conclude(REFERENCE, [row])
-        assert found.verdict.pair is None
-        assert "its interval begins at 0.94: none is shown to pay" in found.verdict.words[0]
+        assert found.recommendation.pair is None
+        assert "its interval begins at 0.94: none is shown to pay" in found.recommendation.words[0]
 
     def test_nothing_pays(self) -> None:
         found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, 0.8)])
-        assert (found.verdict.pair, found.verdict.single) == (None, None)
-        assert "none of these drafts pays" in found.verdict.words[0]
-        assert "single file: none" in found.verdict.words[1]
+        assert (found.recommendation.pair, found.recommendation.single) == (None, None)
+        assert "none of these drafts pays" in found.recommendation.words[0]
+        assert "single file: none" in found.recommendation.words[1]
 
     def test_a_rung_that_failed_is_a_row(self) -> None:
         failed = Measured("Q2_K", Path("Q2_K"), "", 0, 0.0, {}, "a child process died: SIGILL")
@@ -242,8 +242,8 @@ class TestComparison:
         assert "Q8_0" in text
         assert len(compare_view.report(found, {})["rows"]) == 2
         alone = conclude(REFERENCE, [failed])
-        assert alone.verdict.words == ("nothing was measured",)
-        assert compare_view.pictures(alone) == []
+        assert alone.recommendation.words == ("nothing was measured",)
+        assert compare_view.charts(alone) == []
 
     def test_the_json_object(self) -> None:
         found = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, 1.1)])
@@ -254,9 +254,9 @@ class TestComparison:
 
     def test_pictures_of_rungs_without_a_figure(self) -> None:
         found = conclude(REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, 1)])
-        for picture in compare_view.pictures(found):
-            assert drawing(picture)
-            assert svg(picture).startswith("<svg")
+        for chart in compare_view.charts(found):
+            assert drawing(chart)
+            assert svg(chart).startswith("<svg")
 
 
 class TestInterrupts:
@@ -287,7 +287,7 @@ class TestInterrupts:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(cli_compare, "measure", interrupted)
-        found = cli_compare._run(Plan(Path("t"), (), ""), quiet=True)
+        found = cli_compare._run(ComparisonSpec(Path("t"), (), ""), quiet=True)
         assert ([row.file_type for row in found.rows], found.complete) == (["Q8_0"], False)
 
 
@@ -296,19 +296,19 @@ def stop_at_once() -> Iterator[Sample]:
     yield
 
 
-class TestCells:
-    def test_a_crash_costs_one_cell(self) -> None:
+class TestChildJobs:
+    def test_a_crash_costs_one_job(self) -> None:
         """Case 35: and its memory is given back, since the process is gone."""
         with pytest.raises(EngineError, match="died: SIGKILL"):
-            run_cell("cell_modules", {"do": "die"})
-        with pytest.raises(EngineError, match="the cell's own words"):
-            run_cell("cell_modules", {"do": "fail"})
+            run_job("job_modules", {"do": "die"})
+        with pytest.raises(EngineError, match="the job's own words"):
+            run_job("job_modules", {"do": "fail"})
         with pytest.raises(EngineError, match="ZeroDivisionError"):
-            run_cell("cell_modules", {"do": "bug"})
+            run_job("job_modules", {"do": "bug"})
 
     def test_progress_and_answer(self) -> None:
         told: list[tuple[str, float, float]] = []
-        found = run_cell("cell_modules", {"do": "work"}, lambda *x: told.append(x))
+        found = run_job("job_modules", {"do": "work"}, lambda *x: told.append(x))
         assert (found, told) == ({"did": "work"}, [("half", 1, 2)])
 
 
@@ -411,6 +411,6 @@ class TestTuned:
             Setting("cache", EngineParams(n_threads=2), per_second=200, same_output=False),
             Setting("broken", EngineParams(n_threads=4), per_second=300, error="no"),
         ]
-        assert choose(found).name == "1 thread"
+        assert choose_setting(found).name == "1 thread"
         found[0] = replace(found[0], per_second=50)
-        assert choose(found).name == "2 threads"
+        assert choose_setting(found).name == "2 threads"

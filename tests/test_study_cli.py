@@ -18,7 +18,7 @@ from qdraft.errors import UsageError
 from qdraft.making.calibration import evaluation_text
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
-from qdraft.study.compare import Plan, compare
+from qdraft.study.compare import ComparisonSpec, compare
 
 pytestmark = pytest.mark.real
 
@@ -119,7 +119,7 @@ class TestCompare:
     def test_an_interrupted_comparison_goes_on(
         self, smollm2: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a cell found is kept; the one that was interrupted left nothing, and is run again."""
+        """What a job found is kept; the one that was interrupted left nothing, and is run again."""
         monkeypatch.setenv("QDRAFT_CACHE_DIR", str(tmp_path))
         ran: list[str] = []
 
@@ -131,15 +131,15 @@ class TestCompare:
                 raise KeyboardInterrupt
             return {"found": task["do"]}
 
-        plan = Plan(smollm2[0], (smollm2[1],), evaluation_text(), n_ctx=64, n_chunks=1)
+        spec = ComparisonSpec(smollm2[0], (smollm2[1],), evaluation_text(), n_ctx=64, n_chunks=1)
         with pytest.raises(KeyboardInterrupt):
-            list(compare(plan, run=run))
+            list(compare(spec, run=run))
         assert ran == ["reference", "rung"]
         assert not list(tmp_path.rglob("*.part"))
-        again = list(compare(plan, run=run))
+        again = list(compare(spec, run=run))
         assert ran == ["reference", "rung", "rung"]
         assert [one.found["found"] for one in again] == ["reference", "rung"]
-        assert len(list(compare(plan, run=run))) == 2
+        assert len(list(compare(spec, run=run))) == 2
         assert len(ran) == 3  # all of it was kept
 
     def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def bench(
         found = work.run(opened, quiet=quiet)
         about = {**study.about(opened, machine.threads), **work.about()}
     show_study(
-        "qdraft bench", view.sheets(found), view.pictures(found), view.report(found, about),
-        found.doubts, [found.verdict], shown, about,
+        "qdraft bench", view.sheets(found), view.charts(found), view.report(found, about),
+        found.doubts, [found.conclusion], shown, about,
     )  # fmt: skip
     if not found.complete:
         raise typer.Exit(INTERRUPTED)

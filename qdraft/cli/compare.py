@@ -19,7 +19,7 @@ from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as view
 from qdraft.render.progress import Bars
 from qdraft.session.store import described
-from qdraft.study.compare import Plan
+from qdraft.study.compare import ComparisonSpec
 from qdraft.study.compare import compare as measure
 from qdraft.study.ranking import Comparison, Measured, conclude
 
@@ -85,7 +85,7 @@ def compare(
     shown = Shown(output, as_json, quiet, plot, no_plot, report)
     if matrix and no_matrix:
         raise UsageError("give either --imatrix or --no-imatrix, not both")
-    plan = Plan(
+    spec = ComparisonSpec(
         reference=target,
         rungs=tuple(_rung(text) for text in dict.fromkeys(rungs)),
         text=opt.read_text_file(file) if file else evaluation_text(),
@@ -103,15 +103,15 @@ def compare(
         again=again,
         servers=parse_servers(rpc),
     )  # fmt: skip
-    found = _run(plan, quiet=quiet)
+    found = _run(spec, quiet=quiet)
     about = {
         **described(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
-        "temperatures": plan.temperatures,
+        "temperatures": spec.temperatures,
     }  # fmt: skip
     doubts = view.doubts(found, about["date"])
     show_study(
-        f"qdraft compare {target.name}", view.sheets(found), view.pictures(found),
-        view.report(found, about), doubts, found.verdict.words, shown, about,
+        f"qdraft compare {target.name}", view.sheets(found), view.charts(found),
+        view.report(found, about), doubts, found.recommendation.words, shown, about,
     )  # fmt: skip
     if not found.complete:
         raise typer.Exit(INTERRUPTED)
@@ -123,13 +123,13 @@ def _rung(text: str) -> Path | str:
     return path if path.exists() or path.suffix == ".gguf" or "/" in text else text.upper()
 
 
-def _run(plan: Plan, *, quiet: bool) -> Comparison:
+def _run(spec: ComparisonSpec, *, quiet: bool) -> Comparison:
     """Measure rung by rung; an interrupt ends it there, and the next run goes on from there."""
     found: list[Measured] = []
     complete = True
     with Bars(quiet=quiet) as bars:
         try:
-            for one in measure(plan, progress=bars.step):
+            for one in measure(spec, progress=bars.step):
                 found.append(one)  # noqa: PERF402 (an interrupt keeps these)
         except KeyboardInterrupt:
             complete = False

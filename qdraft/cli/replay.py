@@ -96,7 +96,7 @@ def replay(
     with Bars(quiet=quiet) as bars:
         tried = replay_ways(trace, costs, sampling, found, share_kv=sharing, progress=bars.step)
     show_study(
-        "qdraft replay", view.sheets(tried), view.pictures(tried, costs),
+        "qdraft replay", view.sheets(tried), view.charts(tried, costs),
         view.report(tried, costs, {"record": record, "alpha": alpha, "sampling": sampling}), [],
         [view.words(tried)], shown,
     )  # fmt: skip

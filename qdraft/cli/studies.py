@@ -1,4 +1,4 @@
-"""How every study is shown: tables, pictures, a report, one JSON object; figures on stdout."""
+"""How every study is shown: tables, charts, a report, one JSON object; figures on stdout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.errors import UsageError
-from qdraft.render.charts import drawing, require_plotting, save_pictures
+from qdraft.render.charts import drawing, require_plotting, save_charts
 from qdraft.render.console import show_json, show_line, table_console
 from qdraft.render.html import save_page
 from qdraft.render.summary import wrapped
 from qdraft.render.tables import FORMATS, Sheet, as_csv, as_markdown, as_table
-from qdraft.study.chart_data import Picture
+from qdraft.study.chart_data import Chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class Shown:
 def show_study(
     title: str,
     sheets: Sequence[Sheet],
-    pictures: Sequence[Picture],
+    charts: Sequence[Chart],
     report: dict[str, Any],
     doubts: Sequence[str],
     verdict: Sequence[str],
     shown: Shown,
     about: dict[str, Any] | None = None,
 ) -> None:
-    """Print a study in the form asked for, and write its pictures and its report.
+    """Print a study in the form asked for, and write its charts and its report.
 
     ``doubts`` and ``verdict`` are sentences, ``about`` names files, settings and machine.
     """
@@ -72,26 +72,26 @@ def show_study(
             out.print(as_table(sheet))
             out.print()
         if not shown.no_plot and out.is_terminal:
-            _draw(pictures)
+            _draw(charts)
         for label, sentences in (("doubt", doubts), ("verdict", verdict)):
             for i, sentence in enumerate(sentences):
                 out.print(*wrapped("" if i else label, sentence), sep="\n")
     sys.stdout.flush()
-    if shown.plot and pictures:
-        save_pictures(pictures, shown.plot)
+    if shown.plot and charts:
+        save_charts(charts, shown.plot)
     if shown.report:
-        save_page(shown.report, title, sheets, pictures, (*doubts, *verdict), about)
+        save_page(shown.report, title, sheets, charts, (*doubts, *verdict), about)
     if not shown.quiet:
-        for path in filter(None, (pictures and shown.plot, shown.report)):
+        for path in filter(None, (charts and shown.plot, shown.report)):
             show_line("info", f"written: {path}")
 
 
-def _draw(pictures: Sequence[Picture]) -> None:
+def _draw(charts: Sequence[Chart]) -> None:
     """In the terminal; where the library is missing the figures stand alone."""
     out = table_console()
     try:
-        for picture in pictures:
-            out.print(drawing(picture), soft_wrap=True)
+        for chart in charts:
+            out.print(drawing(chart), soft_wrap=True)
             out.print()
     except UsageError as error:
         show_line("hint", f"{error}: {error.hint}")

@@ -25,9 +25,9 @@ from qdraft.render.progress import Bars
 from qdraft.session.fitting import open_fitting
 from qdraft.session.pair import Pair
 from qdraft.study.prompts import KINDS, Task, built_in
-from qdraft.study.recording import Trace, save
+from qdraft.study.recording import Recording, save
 from qdraft.study.replay import Costs
-from qdraft.study.settings import Setting, choose, try_settings
+from qdraft.study.settings import Setting, choose_setting, try_settings
 from qdraft.study.tune import Tried, confirm, costs_of, record_pair, replay_ways, ways
 
 _TUNING = "Tuning"
@@ -91,9 +91,9 @@ def tune(
         recorded = [work.record(one) for one in (files[1], *others)]
         found = max(recorded, key=lambda one: one.tried[0].replayed.speedup)
         if record:
-            save(found.trace, record)
+            save(found.recording, record)
         settings = [] if no_settings else work.try_settings(found)
-        chosen = choose(settings) if settings else None
+        chosen = choose_setting(settings) if settings else None
         tried = work.confirm(found, n_confirmed, chosen)
     winner = view.winner(tried)
     words = view.verdict(winner, chosen, found.draft)
@@ -111,8 +111,8 @@ def tune(
         words.append("not written: qdraft models add names this pair, then tune it again")
     show_study(
         "qdraft tune", [*view.sheets(tried), *view.setting_sheets(settings)],
-        view.pictures(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
-        found.trace.about,
+        view.charts(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
+        found.recording.about,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ class Recorded:
     """A draft, its record and its costs, and what the replays made of it: the fastest first."""
 
     draft: Path
-    trace: Trace
+    recording: Recording
     costs: Costs
     tried: Sequence[Tried]
 
@@ -144,17 +144,17 @@ class Work:
         temperature = self.sampling.temperature
         with self._open(draft, self.params) as pair:
             about = study.about(pair, self.params.n_threads)
-            trace = record_pair(
+            recording = record_pair(
                 pair, built_in(), [temperature], self.sampling, self.n_predict, about,
                 self.bars.step,
             )  # fmt: skip
-            costs = costs_of(trace)
+            costs = costs_of(recording)
             assert costs
             tried = replay_ways(
-                trace, costs, self.sampling, ways(temperature), share_kv=pair.kv.shared,
+                recording, costs, self.sampling, ways(temperature), share_kv=pair.kv.shared,
                 progress=self.bars.step,
             )  # fmt: skip
-        return Recorded(draft, trace, costs, tried)
+        return Recorded(draft, recording, costs, tried)
 
     def _open(self, draft: Path, params: EngineParams) -> Pair:
         threads = (params.n_threads, params.n_threads_batch)

@@ -14,7 +14,7 @@ FEWEST = 4  # texts, below which no interval is given
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedText:
     """A text's tokens and the seconds that they took."""
 
     n_tokens: int
@@ -44,13 +44,15 @@ class Ratio:
         return self.low > 1 or self.high < 1 or self.even
 
 
-def speed(runs: Sequence[Run]) -> float | None:
+def speed(runs: Sequence[TimedText]) -> float | None:
     """Total tokens over total seconds; None without any."""
     seconds = sum(r.seconds for r in runs)
     return sum(r.n_tokens for r in runs) / seconds if seconds else None
 
 
-def speed_ratio(ours: Sequence[Run], theirs: Sequence[Run], *, seed: int = 1) -> Ratio | None:
+def speed_ratio(
+    ours: Sequence[TimedText], theirs: Sequence[TimedText], *, seed: int = 1
+) -> Ratio | None:
     """``speed`` of ours over theirs, with a bootstrap interval over paired texts.
 
     ``ours[i]`` and ``theirs[i]`` are of the same prompt and the same minute, so pairs are drawn

@@ -1,4 +1,4 @@
-"""A bench, for people: tables, pictures and the JSON object."""
+"""A bench, for people: tables, charts and the JSON object."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from qdraft.decoding.intervals import Ratio
 from qdraft.render.tables import Cell, Sheet
-from qdraft.study.bench_rows import Bench, Row
-from qdraft.study.chart_data import Bars, Picture, costs_picture, places_picture
+from qdraft.study.bench_rows import Bench, BenchRow
+from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart
 
 
 def sheets(bench: Bench) -> list[Sheet]:
@@ -58,14 +58,14 @@ def sheets(bench: Bench) -> list[Sheet]:
     return found
 
 
-def pictures(bench: Bench) -> list[Picture]:
+def charts(bench: Bench) -> list[Chart]:
     """Speed-up and acceptance by kind and temperature, acceptance by place, costs."""
     total = bench.total
     groups = [*bench.by_temperature, *bench.by_kind]
     names = tuple(row.kind if row.kind is not None else f"T {row.temperature:g}" for row in groups)
     ratios = [row.speedup for row in groups]
-    found: list[Picture] = [
-        Bars(
+    found: list[Chart] = [
+        BarChart(
             "Speed-up", "times the target alone", names,
             {
                 "achieved": tuple(r.value if r else None for r in ratios),
@@ -84,13 +84,13 @@ def pictures(bench: Bench) -> list[Picture]:
     ]  # fmt: skip
     if total.n_tested:
         found.append(
-            Bars("Acceptance", "alpha", names, {"alpha": tuple(row.alpha for row in groups)})
+            BarChart("Acceptance", "alpha", names, {"alpha": tuple(row.alpha for row in groups)})
         )
-        found.append(places_picture(total.alpha_at))
+        found.append(places_chart(total.alpha_at))
     if bench.v:
         lengths = total.rounds_by_accepted
         used = round(total.n_drafted / sum(lengths)) if sum(lengths) else None
-        found.append(costs_picture(bench.v, bench.c.get("model"), used))
+        found.append(costs_chart(bench.v, bench.c.get("model"), used))
     return found
 
 
@@ -98,17 +98,18 @@ def report(bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
     """The JSON object; ``about`` names files, machine and settings."""
     whole = asdict(bench)
     whole["v"] = {str(n): x for n, x in bench.v.items()}
+    whole["verdict"] = whole.pop("conclusion")
     return {**about, **whole}
 
 
-def _speed(row: Row) -> tuple[Cell, ...]:
+def _speed(row: BenchRow) -> tuple[Cell, ...]:
     return (
         row.kind or "all", _number(row.temperature), row.alone_per_second,
         row.per_second, *_ends(row.speedup), row.predicted, row.ttft_s, row.alone_ttft_s,
     )  # fmt: skip
 
 
-def _rates(row: Row) -> tuple[Cell, ...]:
+def _rates(row: BenchRow) -> tuple[Cell, ...]:
     return (row.alpha, row.draft_yield, row.tau, *_ends(row.speedup))
 
 

@@ -1,4 +1,4 @@
-"""A quantization ladder, for people: tables, pictures and the JSON object."""
+"""A quantization ladder, for people: tables, charts and the JSON object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.render.tables import Cell, Sheet
-from qdraft.study.chart_data import Bars, Curves, Picture, costs_picture, line_of
+from qdraft.study.chart_data import BarChart, Chart, LineChart, costs_chart, line_of
 from qdraft.study.ranking import Comparison, Measured
 
 
@@ -60,7 +60,7 @@ def labels(found: Comparison) -> dict[Path, str]:
     }
 
 
-def pictures(found: Comparison) -> list[Picture]:
+def charts(found: Comparison) -> list[Chart]:
     """Quality and acceptance against size, speed-ups, the target's costs."""
     rows = [row for row in found.rows if not row.error]
     if not rows:
@@ -69,9 +69,9 @@ def pictures(found: Comparison) -> list[Picture]:
 
     def against_size(
         title: str, label: str, values: list[tuple[str, list[float | None]]]
-    ) -> Curves:
+    ) -> LineChart:
         lines = [line_of(name, list(zip(sizes, y, strict=True))) for name, y in values]
-        return Curves(title, "MB", label, tuple(lines))
+        return LineChart(title, "MB", label, tuple(lines))
 
     kld = [row.found["quality"]["kld"]["value"] for row in rows]
     temperatures = [of["temperature"] for of in rows[0].found["as_draft"]]
@@ -92,13 +92,13 @@ def pictures(found: Comparison) -> list[Picture]:
         row.found["per_second"] / row.found["target_per_second"] for row in rows
     )
     low["the file alone"] = high["the file alone"] = (None,) * len(rows)
-    out: list[Picture] = [
+    out: list[Chart] = [
         against_size("KL divergence against size", "mean KLD", [("mean KLD", kld)]),
         against_size("Acceptance against size", "alpha", alphas),
-        Bars("Speed", "times the reference alone", names, speeds, 1.0, low, high),
+        BarChart("Speed", "times the reference alone", names, speeds, 1.0, low, high),
     ]
     v = {int(n): x for n, x in rows[0].found["v"].items()}
-    return [*out, costs_picture(v, None, None)]
+    return [*out, costs_chart(v, None, None)]
 
 
 def doubts(found: Comparison, today: str) -> list[str]:
@@ -119,7 +119,7 @@ def report(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:
         "complete": found.complete,
         "reference": _flat(whole["reference"]),
         "rows": [_flat(row) for row in whole["rows"]],
-        "verdict": whole["verdict"],
+        "verdict": whole["recommendation"],
     }
 
 

@@ -1,4 +1,4 @@
-"""A study as one HTML file that opens from disk: no script, no network, pictures inside."""
+"""A study as one HTML file that opens from disk: no script, no network, charts inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from qdraft.paths import new_file
 from qdraft.render.charts import svg
 from qdraft.render.tables import Sheet, told
-from qdraft.study.chart_data import Picture
+from qdraft.study.chart_data import Chart
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -34,7 +34,7 @@ def save_page(
     path: Path,
     title: str,
     sheets: Sequence[Sheet],
-    pictures: Sequence[Picture],
+    charts: Sequence[Chart],
     words: Sequence[str],
     about: dict[str, Any] | None = None,
 ) -> None:
@@ -42,7 +42,7 @@ def save_page(
 
     Raises UsageError where the plotting library is not installed.
     """
-    figures = [f"<figure>{_unique(svg(picture), i)}</figure>" for i, picture in enumerate(pictures)]
+    figures = [f"<figure>{_unique(svg(chart), i)}</figure>" for i, chart in enumerate(charts)]
     body = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="verdict">{escape(sentence)}</p>' for sentence in words),
@@ -81,10 +81,10 @@ def _table(sheet: Sheet) -> str:
     )
 
 
-def _unique(picture: str, place: int) -> str:
-    """Ids inside an SVG, made the page's own: two pictures may use the same ones."""
+def _unique(chart: str, place: int) -> str:
+    """Ids inside an SVG, made the page's own: two charts may use the same ones."""
     return (
-        picture.replace('id="', f'id="p{place}-')
+        chart.replace('id="', f'id="p{place}-')
         .replace('href="#', f'href="#p{place}-')
         .replace("url(#", f"url(#p{place}-")
     )

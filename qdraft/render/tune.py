@@ -10,7 +10,7 @@ from typing import Any
 from qdraft.decoding.policy.model import speedup
 from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.render.tables import Cell, Sheet
-from qdraft.study.chart_data import Curves, Picture, costs_picture, line_of, places_picture
+from qdraft.study.chart_data import Chart, LineChart, costs_chart, line_of, places_chart
 from qdraft.study.explain import v_at
 from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting
@@ -31,12 +31,12 @@ def sheets(tried: Sequence[Tried]) -> list[Sheet]:
     return [Sheet(title, columns, tuple(map(_row, shown)))]
 
 
-def pictures(tried: Sequence[Tried], costs: Costs) -> list[Picture]:
+def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
     """Speed-up against n_draft, replayed, by the formula and live; costs; acceptance by place."""
     fixed = [
         one for one in tried if one.params.draft_policy == "fixed" and one.params.verify == "block"
     ]
-    out: list[Picture] = []
+    out: list[Chart] = []
     if len(fixed) > 1:
         lengths = [(one.params.n_draft or 0, one) for one in fixed]
         lines = [
@@ -51,12 +51,12 @@ def pictures(tried: Sequence[Tried], costs: Costs) -> list[Picture]:
             line_of("live", [(n, one.live.value if one.live else None) for n, one in lengths]),
         ]
         kept = tuple(line for line in lines if line.x)
-        out.append(Curves("Speed-up by draft length", "n_draft", "times the target alone", kept))
+        out.append(LineChart("Speed-up by draft length", "n_draft", "times the target alone", kept))
         longest = max(fixed, key=lambda one: one.params.n_draft or 0)
-        out.append(places_picture(longest.replayed.alpha_at))
+        out.append(places_chart(longest.replayed.alpha_at))
     best = max(fixed, key=lambda one: one.replayed.speedup, default=None)
     chosen = best.params.n_draft if best and best.replayed.speedup > 1 else None
-    return [*out, costs_picture(dict(costs.v), costs.c, chosen)]
+    return [*out, costs_chart(dict(costs.v), costs.c, chosen)]
 
 
 def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[str, Any]:

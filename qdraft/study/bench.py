@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qdraft.decoding.intervals import Run
+from qdraft.decoding.intervals import TimedText
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.making.calibration import takes_a_chat
 from qdraft.session.generation import Generation
@@ -26,8 +26,8 @@ class Written:
     ttft_s: float
 
     @property
-    def run(self) -> Run:
-        return Run(self.n_tokens, self.seconds)
+    def run(self) -> TimedText:
+        return TimedText(self.n_tokens, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

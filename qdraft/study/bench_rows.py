@@ -1,4 +1,4 @@
-"""Samples of a bench folded into rows with intervals, doubts, and a verdict."""
+"""Samples of a bench folded into rows with intervals, doubts, and a conclusion."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
-from qdraft.decoding.intervals import Ratio, Run, speed, speed_ratio
+from qdraft.decoding.intervals import Ratio, TimedText, speed, speed_ratio
 from qdraft.decoding.summary import CIRCLES, NOISY
 from qdraft.study.bench import Sample, Written
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """Samples taken together; ``kind`` and ``temperature`` None where they are mixed.
 
     ``n_prompt`` is the mean length of the prompts.
@@ -45,17 +45,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All that one bench found: rows by kind and temperature, costs, doubts, a verdict."""
+    """All that one bench found: rows by kind and temperature, costs, doubts, a conclusion."""
 
-    rows: tuple[Row, ...]
-    by_kind: tuple[Row, ...]
-    by_temperature: tuple[Row, ...]
-    total: Row
+    rows: tuple[BenchRow, ...]
+    by_kind: tuple[BenchRow, ...]
+    by_temperature: tuple[BenchRow, ...]
+    total: BenchRow
     target_s: float | None
     c: dict[str, float]
     v: dict[int, float]
     doubts: tuple[str, ...]
-    verdict: str
+    conclusion: str
     complete: bool
 
 
@@ -65,7 +65,7 @@ def fold(
     *,
     complete: bool = True,
 ) -> Bench:
-    """Samples, in any order and at least one, as rows with intervals, and a verdict in words."""
+    """Samples, in any order and at least one, as rows with intervals, and a conclusion in words."""
     total = _row(samples)
     doubts = _doubts(samples)
     target_s, c, v = costs
@@ -78,14 +78,14 @@ def fold(
         c=c,
         v=v,
         doubts=doubts,
-        verdict=_verdict(total, noisy=any("machine" in doubt for doubt in doubts)),
+        conclusion=_conclude(total, noisy=any("machine" in doubt for doubt in doubts)),
         complete=complete,
     )
 
 
 def _rows(
     samples: Sequence[Sample], key: Callable[[Sample], tuple[str | None, float | None]]
-) -> tuple[Row, ...]:
+) -> tuple[BenchRow, ...]:
     order = list(dict.fromkeys(key(s) for s in samples))
     grouped = groupby(sorted(samples, key=lambda s: order.index(key(s))), key)
     return tuple(_row(list(of), *which) for which, of in grouped)
@@ -93,7 +93,7 @@ def _rows(
 
 def _row(
     samples: Sequence[Sample], kind: str | None = None, temperature: float | None = None
-) -> Row:
+) -> BenchRow:
     ours, alone = [s.ours for s in samples], [s.alone for s in samples]
     tested, accepted = _sums(s.tested_at for s in samples), _sums(s.accepted_at for s in samples)
     n_drafted, n_rounds = sum(s.n_drafted for s in samples), sum(s.n_rounds for s in samples)
@@ -104,7 +104,7 @@ def _row(
             of = sources.setdefault(source, dict.fromkeys(counts, 0))
             for name, n in counts.items():
                 of[name] += n
-    return Row(
+    return BenchRow(
         kind=kind,
         temperature=temperature,
         n_texts=len(samples),
@@ -134,8 +134,8 @@ def _by_prompt(samples: Sequence[Sample]) -> Ratio | None:
     for s in samples:
         prompts.setdefault((s.kind, s.prompt), []).append(s)
 
-    def together(written: Sequence[Written]) -> Run:
-        return Run(sum(w.n_tokens for w in written), sum(w.seconds for w in written))
+    def together(written: Sequence[Written]) -> TimedText:
+        return TimedText(sum(w.n_tokens for w in written), sum(w.seconds for w in written))
 
     return speed_ratio(
         [together([s.ours for s in of]) for of in prompts.values()],
@@ -173,7 +173,7 @@ def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
     return tuple(doubts)
 
 
-def _verdict(total: Row, *, noisy: bool) -> str:
+def _conclude(total: BenchRow, *, noisy: bool) -> str:
     ratio = total.speedup
     if ratio is None or ratio.low is None or ratio.high is None:
         return "too few prompts to conclude (4 are needed): --per-kind 2, or --prompts"

@@ -1,4 +1,4 @@
-"""Pictures as data: what a study draws, in the terminal or to a file."""
+"""Charts as data: what a study draws, in the terminal or to a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class LineChart:
     """Lines over one x axis; ``mark`` is an x that matters, with its label."""
 
     title: str
@@ -29,7 +29,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class BarChart:
     """Named values in groups of ``names``; ``even`` is where nothing is won or lost.
 
     ``groups`` maps a label to a value (None: not measured) for each name, ``low`` and ``high``
@@ -45,7 +45,7 @@ class Bars:
     high: dict[str, tuple[float | None, ...]] | None = None
 
 
-Picture = Curves | Bars
+Chart = LineChart | BarChart
 
 
 def line_of(label: str, points: Sequence[tuple[float, float | None]]) -> Line:
@@ -54,7 +54,7 @@ def line_of(label: str, points: Sequence[tuple[float, float | None]]) -> Line:
     return Line(label, tuple(x for x, _ in known), tuple(y for _, y in known))
 
 
-def costs_picture(v: dict[int, float], c: float | None, n_draft: int | None) -> Curves:
+def costs_chart(v: dict[int, float], c: float | None, n_draft: int | None) -> LineChart:
     """v(n) against the number of rows, with the line of one by one and the chosen width."""
     points = [(1.0, 1.0), *((float(n), x) for n, x in sorted(v.items()))]
     lines = [line_of("v(n), measured", points)]
@@ -64,13 +64,15 @@ def costs_picture(v: dict[int, float], c: float | None, n_draft: int | None) -> 
         )
     lines.append(line_of("one by one", [(n, n) for n, _ in points]))
     mark = None if n_draft is None else (n_draft + 1.0, f"n_draft {n_draft}")
-    return Curves(
+    return LineChart(
         "Cost of a target decode", "rows in one decode (n_draft + 1)", "target tokens",
         tuple(lines), mark,
     )  # fmt: skip
 
 
-def places_picture(alpha_at: Sequence[float | None]) -> Curves:
+def places_chart(alpha_at: Sequence[float | None]) -> LineChart:
     """Acceptance rate by the token's place in its draft."""
     points = [(i + 1.0, a) for i, a in enumerate(alpha_at)]
-    return Curves("Acceptance by place in the draft", "place", "alpha", (line_of("alpha", points),))
+    return LineChart(
+        "Acceptance by place in the draft", "place", "alpha", (line_of("alpha", points),)
+    )

@@ -1,4 +1,4 @@
-"""A cell of a study in a child process: its memory is given back, and a crash costs one cell."""
+"""A job of a study in a child process: its memory comes back, and a crash costs only that job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, float, float], None]
 
 
-def run_cell(module: str, task: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-    """Call ``cell(task, progress)`` of ``module`` in a child process and return what it returns.
+def run_job(module: str, task: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
+    """Call ``job(task, progress)`` of ``module`` in a child process and return its result.
 
     Task and answer are JSON. Raises EngineError with the child's own words when it fails, or with
     how it died. An interrupt ends the child.
@@ -89,7 +89,7 @@ def main(args: list[str]) -> int:
         _tell({"progress": [what, done, of]})
 
     try:
-        found = importlib.import_module(args[0]).cell(task, progress)
+        found = importlib.import_module(args[0]).job(task, progress)
     except QDraftError as error:
         _tell({"error": str(error)})
         return error.exit_code

@@ -27,13 +27,13 @@ from qdraft.making.make import held_out
 from qdraft.paths import cache_dir, new_file
 from qdraft.session.fitting import fitted
 from qdraft.session.store import described, facts_of, store_path
-from qdraft.study.child_job import Progress, run_cell
+from qdraft.study.child_job import Progress, run_job
 from qdraft.study.perplexity import chunks_of
 from qdraft.study.ranking import Measured
 
 log = logging.getLogger(__name__)
 
-Cell = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
+RunJob = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
 
 _RUNG = "qdraft.study.measure_quant"
 _N_PLACES = 90  # of held-out text, that acceptance is taken over
@@ -41,7 +41,7 @@ _VERSION = 2  # of what a cell measures
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonSpec:
     """What is compared, over which text."""
 
     reference: Path
@@ -59,7 +59,7 @@ class Plan:
 
 
 def compare(
-    plan: Plan, *, progress: Progress | None = None, run: Cell = run_cell
+    spec: ComparisonSpec, *, progress: Progress | None = None, run: RunJob = run_job
 ) -> Iterator[Measured]:
     """The reference, then each rung as it is measured; those that were measured before at once.
 
@@ -67,27 +67,27 @@ def compare(
     kept, so that a comparison that was interrupted goes on where it was. Raises QDraftError for
     what concerns all of them; a rung that fails is yielded with its error.
     """
-    connect(plan.servers, hold=False)  # each cell is a client of its own
-    facts = require_model(plan.reference)
-    files = [_known(rung, facts) for rung in plan.rungs]
-    params = plan.params
+    connect(spec.servers, hold=False)  # each cell is a client of its own
+    facts = require_model(spec.reference)
+    files = [_known(rung, facts) for rung in spec.rungs]
+    params = spec.params
     model = LlamaModel(facts.path, params, dry=True)  # for its vocabulary
     try:
         vocab = model.vocab
-        chunks = chunks_of(vocab.tokenize(plan.text), plan.n_ctx, plan.n_chunks, vocab.chunk_bos)
+        chunks = chunks_of(vocab.tokenize(spec.text), spec.n_ctx, spec.n_chunks, vocab.chunk_bos)
         n_vocab = vocab.n_tokens
     finally:
         model.close()
     key = (
-        facts_of(facts.path, params), _digest(json.dumps(chunks)), f"{plan.n_ctx} {_VERSION}"
+        facts_of(facts.path, params), _digest(json.dumps(chunks)), f"{spec.n_ctx} {_VERSION}"
     )  # fmt: skip
     store = store_path("logits", *key).with_suffix(".bin")
-    engine = {**asdict(params), "n_ctx": max(1024, plan.n_ctx)}
+    engine = {**asdict(params), "n_ctx": max(1024, spec.n_ctx)}
     task = {
         "do": "reference", "target": str(facts.path), "store": str(store), "chunks": chunks,
-        "params": engine, "servers": plan.servers,
+        "params": engine, "servers": spec.servers,
     }  # fmt: skip
-    wanted = _Kept(store_path("compare", *key), plan.again or not store.exists())
+    wanted = _Kept(store_path("compare", *key), spec.again or not store.exists())
     found = wanted.value
     if found is None:
         with new_file(store) as part:  # here, because an interrupt kills the child
@@ -98,20 +98,20 @@ def compare(
     for file in files:
         name = file if isinstance(file, str) else file.path.name
         try:
-            about = file if isinstance(file, Facts) else _make(facts.path, file, plan, progress)
+            about = file if isinstance(file, Facts) else _make(facts.path, file, spec, progress)
             kept = _Kept(
                 store_path(
                     "compare", *key, facts_of(about.path, params),
-                    f"{plan.temperatures} {plan.n_predict}",
+                    f"{spec.temperatures} {spec.n_predict}",
                 ),
-                plan.again,
+                spec.again,
             )  # fmt: skip
             if kept.value is None:
                 if not texts:
                     texts = held_out(facts.path, params, _N_PLACES, progress)
                 rung = {
                     **task, "do": "rung", "draft": str(about.path), "n_vocab": n_vocab,
-                    "texts": texts, "temperatures": plan.temperatures, "n_predict": plan.n_predict,
+                    "texts": texts, "temperatures": spec.temperatures, "n_predict": spec.n_predict,
                 }  # fmt: skip
                 kept.keep(run(_RUNG, rung, progress))
             assert kept.value
@@ -162,20 +162,20 @@ def _known(rung: Path | str, reference: Facts) -> Facts | str:
     return facts
 
 
-def _make(target: Path, kind: str, plan: Plan, progress: Progress | None) -> Facts:
+def _make(target: Path, kind: str, spec: ComparisonSpec, progress: Progress | None) -> Facts:
     """The target quantized to a type, in the cache."""
     stat = target.stat()
     which = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
     folder = cache_dir() / "ladder" / _digest(which)
-    matrix = plan.imatrix
-    if matrix is None and plan.with_imatrix:
-        matrix = _matrix(target, folder / "imatrix.gguf", plan.params, progress)
+    matrix = spec.imatrix
+    if matrix is None and spec.with_imatrix:
+        matrix = _matrix(target, folder / "imatrix.gguf", spec.params, progress)
     told = (
         f"-{_digest(str(matrix.resolve()) + str(matrix.stat().st_mtime_ns))[:6]}" if matrix else ""
     )
     path = folder / f"{target.stem}-{kind}{told}.gguf"
     if not path.exists():
-        n_threads = plan.params.n_threads or default_threads()
+        n_threads = spec.params.n_threads or default_threads()
         step = None if progress is None else lambda n, of: progress(f"building {kind}", n, of)
         quantize(target, path, Recipe(kind, matrix), threads=n_threads, progress=step)
     return require_model(path)

@@ -34,7 +34,7 @@ _PROMPT = 256  # tokens of the prompt that is timed
 _REPEATS = 5
 
 
-def cell(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def job(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """``task["do"]`` is "reference" or "rung"; see the two functions."""
     return (reference if task["do"] == "reference" else rung)(task, progress)
 

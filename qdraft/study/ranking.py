@@ -29,12 +29,12 @@ class Comparison:
 
     reference: Measured
     rows: tuple[Measured, ...]
-    verdict: Choice
+    recommendation: Recommendation
     complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Recommendation:
     """Which pair, which single file, and why; None where none is worth it."""
 
     pair: str | None
@@ -86,11 +86,11 @@ def conclude(reference: Measured, rows: Sequence[Measured], *, complete: bool = 
     if not whole:
         words.append("nothing was measured")
     ladder = sorted(rows, key=lambda row: -row.n_bytes)
-    choice = Choice(
+    recommendation = Recommendation(
         best_pair[0].name if best_pair else None, best_single.name if best_single else None,
         tuple(words),
     )  # fmt: skip
-    return Comparison(reference, tuple(ladder), choice, complete)
+    return Comparison(reference, tuple(ladder), recommendation, complete)
 
 
 def _best_pair(rows: Sequence[Measured]) -> tuple[Measured, float, float | None] | None:

@@ -37,7 +37,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TextTrace:
+class TextRecording:
     """One text: ``n`` places, the first of which predicts the token after the prompt.
 
     ``target[i, j]`` is ln p of the j-th kept token at place i, ``own[i, j]`` ln q of it with the
@@ -61,11 +61,11 @@ class TextTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Recording:
     """Texts of one pair, and what is known of the pair and its costs."""
 
     about: dict[str, Any]
-    texts: tuple[TextTrace, ...]
+    texts: tuple[TextRecording, ...]
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -81,7 +81,7 @@ def record(
     kind: str,
     temperature: float,
     copy: Callable[[int], None] | None,
-) -> TextTrace:
+) -> TextRecording:
     """Record a text of ``tokens``, of which the first ``n_prompt`` are the prompt.
 
     ``copy`` is the courier's, None where cells are not shared. Both caches are empty afterwards.
@@ -104,7 +104,7 @@ def record(
     n_kept = min(KEPT, n_vocab)
     likeliest = np.maximum.reduce([p, own, *shared])
     ids = np.argpartition(likeliest, -n_kept, axis=1)[:, -n_kept:]
-    return TextTrace(
+    return TextRecording(
         kind, temperature, n_prompt, n_vocab - n_kept, _kept(p, ids), _kept(own, ids),
         np.stack([_kept(rows, ids) for rows in shared]) if shared else None,
         np.array(depth, np.int8) if shared else None,
@@ -157,36 +157,36 @@ def _kept(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
     return np.concatenate([kept, rest[:, None]], axis=1).astype(np.float16)
 
 
-def save(trace: Trace, path: Path) -> None:
-    """Write a trace; the file is whole or not there."""
+def save(recording: Recording, path: Path) -> None:
+    """Write a recording; the file is whole or not there."""
     arrays: dict[str, NDArray[Any]] = {}
     texts = []
-    for i, text in enumerate(trace.texts):
+    for i, text in enumerate(recording.texts):
         arrays[f"target{i}"], arrays[f"own{i}"] = text.target, text.own
         if text.shared is not None and text.depth is not None:
             arrays[f"shared{i}"], arrays[f"depth{i}"] = text.shared, text.depth
         texts.append([text.kind, text.temperature, text.n_prompt, text.n_rest])
-    told = json.dumps({"version": _VERSION, "about": trace.about, "texts": texts}, default=str)
+    told = json.dumps({"version": _VERSION, "about": recording.about, "texts": texts}, default=str)
     with new_file(path) as part, part.open("wb") as out:
         np.savez_compressed(out, told=np.array(told), **arrays)  # type: ignore[arg-type]
 
 
-def load(path: Path) -> Trace:
-    """Read a trace. Raises UsageError for a file that is none, or of another version."""
+def load(path: Path) -> Recording:
+    """Read a recording. Raises UsageError for a file that is none, or of another version."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             told = json.loads(str(data["told"]))
             if told["version"] != _VERSION:
                 raise UsageError(f"{path} was recorded by another version: record it again")
             texts = tuple(
-                TextTrace(
+                TextRecording(
                     kind, temperature, n_prompt, n_rest, data[f"target{i}"], data[f"own{i}"],
                     data.get(f"shared{i}"),
                     data.get(f"depth{i}"),
                 )
                 for i, (kind, temperature, n_prompt, n_rest) in enumerate(told["texts"])
             )  # fmt: skip
-            return Trace(told["about"], texts)
+            return Recording(told["about"], texts)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (

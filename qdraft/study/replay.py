@@ -25,7 +25,7 @@ from qdraft.errors import UsageError
 from qdraft.study.bench import by_place
 from qdraft.study.explain import v_at
 from qdraft.study.logit_store import Rows
-from qdraft.study.recording import Logs, TextTrace, Trace
+from qdraft.study.recording import Logs, Recording, TextRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class _Courier:
 
 
 def replay(
-    trace: Trace,
+    recording: Recording,
     costs: Costs,
     sampling: SamplingParams,
     params: DecodeParams,
@@ -163,13 +163,13 @@ def replay(
     random numbers: where rounds happen to start matters. Raises UsageError for what a record
     cannot tell: penalties, n-grams, temperatures above 1.5.
     """
-    _require(trace, sampling, params, share_kv)
-    wanted = min(trace.temperatures, key=lambda t: abs(t - sampling.temperature))
+    _require(recording, sampling, params, share_kv)
+    wanted = min(recording.temperatures, key=lambda t: abs(t - sampling.temperature))
     rounds: list[Round] = []
     table = CostTable(1.0, {"model": costs.c}, dict(costs.v))
     acceptance, loss = AcceptanceTable(), RecentLoss()
     for repeat in range(repeats):
-        for place, text in enumerate(t for t in trace.texts if t.temperature == wanted):
+        for place, text in enumerate(t for t in recording.texts if t.temperature == wanted):
             acceptance.start_text()
             rng = SeededRng(1000 * repeat + place)
             rounds += _replay_text(
@@ -178,7 +178,9 @@ def replay(
     return _folded(rounds)
 
 
-def _require(trace: Trace, sampling: SamplingParams, params: DecodeParams, share_kv: bool) -> None:
+def _require(
+    recording: Recording, sampling: SamplingParams, params: DecodeParams, share_kv: bool
+) -> None:
     if params.drafter != "model":
         raise UsageError("a record holds what the draft model says: only --drafter model")
     if sampling.temperature > 1.5:
@@ -187,11 +189,11 @@ def _require(trace: Trace, sampling: SamplingParams, params: DecodeParams, share
     for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(sampling, name) != getattr(plain, name):
             raise UsageError(f"{name} cannot be replayed: a record keeps places, not tokens")
-    if share_kv and any(text.shared is None for text in trace.texts):
+    if share_kv and any(text.shared is None for text in recording.texts):
         raise UsageError("this pair does not share its KV cells", hint="--share-kv off")
 
 
-def _from(text: TextTrace, start: int) -> TextTrace:
+def _from(text: TextRecording, start: int) -> TextRecording:
     """A text without its first ``start`` places, as far as it is long enough."""
     start = min(start, text.n - 2)
     return replace(
@@ -205,7 +207,7 @@ def _from(text: TextTrace, start: int) -> TextTrace:
 
 
 def _replay_text(
-    text: TextTrace,
+    text: TextRecording,
     costs: Costs,
     sampling: SamplingParams,
     params: DecodeParams,
@@ -272,7 +274,7 @@ def _folded(rounds: Sequence[Round]) -> Replayed:
     )
 
 
-def synthetic(alpha: float, n: int = 3000) -> Trace:
+def synthetic(alpha: float, n: int = 3000) -> Recording:
     """A record of ``n`` places at which every draft token is accepted with probability ``alpha``.
 
     p is sure of one token, q gives it ``alpha``: at temperature 1, sum min(p, q) = alpha.
@@ -283,7 +285,7 @@ def synthetic(alpha: float, n: int = 3000) -> Trace:
         p = np.log(np.array([1.0, 0.0, 0.0], np.float64))
         q = np.log(np.array([alpha, 1 - alpha, 0.0], np.float64))
     rows = [np.tile(row.astype(np.float16), (n, 1)) for row in (p, q)]
-    text = TextTrace(
+    text = TextRecording(
         "synthetic", 1.0, 1, 0, rows[0], rows[1], rows[1][None], np.ones((1, n), np.int8)
     )
-    return Trace({"alpha": alpha}, (text,))
+    return Recording({"alpha": alpha}, (text,))

@@ -88,7 +88,7 @@ def _measure(
     return Setting(name, params, 1 / target_s, c, n_draft, speed / target_s, same_output)
 
 
-def choose(found: list[Setting]) -> Setting:
+def choose_setting(found: list[Setting]) -> Setting:
     """The fastest of those that compute the same; fewer threads where it makes no difference."""
     same = [one for one in found if one.same_output and not one.error]
     fastest = max(same, key=lambda one: one.per_second)

@@ -16,7 +16,7 @@ from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import Progress
 from qdraft.study.prompts import WARM_UP, Task
-from qdraft.study.recording import Trace, record
+from qdraft.study.recording import Recording, record
 from qdraft.study.replay import Costs, Replayed, replay
 
 _LENGTHS = range(1, 9)
@@ -62,7 +62,7 @@ def record_pair(
     n_predict: int,
     about: dict[str, Any],
     progress: Progress | None = None,
-) -> Trace:
+) -> Recording:
     """Let the target write each task at each temperature, and record both models along it."""
     assert pair.draft_engine
     copy = pair.courier.copy if pair.courier else None
@@ -91,7 +91,7 @@ def record_pair(
         raise UsageError("the target's texts are too short to record", hint="another target, or -n")
     costs = live_costs(pair, replace(sampling, temperature=temperatures[-1]), progress)
     told = {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}}
-    return Trace({**about, "costs": told}, tuple(texts))
+    return Recording({**about, "costs": told}, tuple(texts))
 
 
 def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None = None) -> Costs:
@@ -123,16 +123,16 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
     return Costs(median(rows) / alone, {n: median(x) / alone for n, x in sorted(v.items())})
 
 
-def costs_of(trace: Trace) -> Costs | None:
-    """The costs that were measured when a trace was recorded."""
-    told = trace.about.get("costs")
+def costs_of(recording: Recording) -> Costs | None:
+    """The costs that were measured when a recording was recorded."""
+    told = recording.about.get("costs")
     if not told:
         return None
     return Costs(float(told["c"]), {int(n): float(x) for n, x in told["v"].items()})
 
 
 def replay_ways(
-    trace: Trace,
+    recording: Recording,
     costs: Costs,
     sampling: SamplingParams,
     found: Sequence[DecodeParams],
@@ -142,9 +142,9 @@ def replay_ways(
 ) -> list[Tried]:
     """Replay each way; the fastest first."""
     tried = []
-    repeats = 1 if "alpha" in trace.about else 4  # a synthetic record is long enough
+    repeats = 1 if "alpha" in recording.about else 4  # a synthetic record is long enough
     for i, params in enumerate(found):
-        made = replay(trace, costs, sampling, params, share_kv=share_kv, repeats=repeats)
+        made = replay(recording, costs, sampling, params, share_kv=share_kv, repeats=repeats)
         tried.append(Tried(params, made))
         if progress:
             progress("replaying", i + 1, len(found))

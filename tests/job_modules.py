@@ -1,4 +1,4 @@
-"""A cell for tests of what becomes of cells; runs in a child process."""
+"""A job for tests of child jobs; runs in a child process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from qdraft.errors import UsageError
 
 
-def cell(task: dict[str, Any], progress: Callable[[str, float, float], None]) -> dict[str, Any]:
+def job(task: dict[str, Any], progress: Callable[[str, float, float], None]) -> dict[str, Any]:
     progress("half", 1, 2)
     if task["do"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if task["do"] == "fail":
-        raise UsageError("the cell's own words")
+        raise UsageError("the job's own words")
     if task["do"] == "bug":
         return {"never": 1 // 0}
     return {"did": task["do"]}
