@@ -215,7 +215,10 @@ class TestRun:
             assert sum(r["n_emitted"] for r in report["rounds"]) == len(report["tokens"])
 
     def test_a_drawn_seed_is_printed_and_repeats_the_text(self) -> None:
-        """Case 21."""
+        """A seed that was drawn is printed, and gives the same text again.
+
+        https://github.com/abetlen/llama-cpp-python/issues/1809
+        """
         first = qdraft("run", *PROMPT, *FIXED, "-n", "24", "--temp", "1.5")
         found = re.search(r"seed (\d+)", first.stderr)
         assert found
@@ -260,7 +263,10 @@ class TestRun:
         assert "half.gguf is a damaged GGUF" in one_error(result, 3)
 
     def test_a_draft_of_another_vocabulary(self, tmp_path: Path) -> None:
-        """Case 12 on the command line: the first differing token, and both texts."""
+        """A draft of another vocabulary: the error names the first token that differs, in both.
+
+        https://github.com/ggml-org/llama.cpp/pull/3812
+        """
         for name, tokens in (("t", ("<s>", "</s>", "a", "b")), ("d", ("<s>", "</s>", "a", "X"))):
             tiny_model(tmp_path / f"{name}.gguf", tokens).close()
         files = ("-m", str(tmp_path / "t.gguf"), "-d", str(tmp_path / "d.gguf"))

@@ -89,7 +89,10 @@ def test_names_of_build_and_cpu() -> None:
 
 class TestQuantize:
     def test_types_and_fallbacks_are_told(self, source_file: Path, tmp_path: Path) -> None:
-        """Case 32: what a file is called and what it holds are two things."""
+        """A file called Q2_K may hold no Q2_K tensor: quantize says what it holds.
+
+        https://github.com/ggml-org/llama.cpp/issues/6614
+        """
         steps: list[tuple[int, int]] = []
         made = quantize(
             source_file,
@@ -164,7 +167,11 @@ def tiny_model(
 
 
 class TestSameVocabulary:
-    """Case 12: the first differing token and both texts; case 13: padding is no difference."""
+    """An error names the first token that differs and both texts; padding is not a difference.
+
+    https://github.com/ggml-org/llama.cpp/pull/3812
+    https://github.com/vllm-project/vllm/issues/7252
+    """
 
     tokens = ("<s>", "</s>", "a", "b", "ab")
 
@@ -195,7 +202,11 @@ class TestSameVocabulary:
 
 
 class TestRecurrent:
-    """Case 24: refused for drafting by name, and fine alone, twice."""
+    """A recurrent model is refused as a pair by name, and runs alone, twice.
+
+    https://github.com/ggml-org/llama.cpp/issues/20039
+    https://github.com/abetlen/llama-cpp-python/issues/2140
+    """
 
     def test_refused_as_a_pair(self, tmp_path: Path) -> None:
         path = tiny.mamba(tmp_path / "mamba.gguf")
@@ -214,7 +225,10 @@ class TestRecurrent:
 
 
 class TestWindows:
-    """Case 23: a sliding window loses cells that a rollback needs, unless the cache is whole."""
+    """A sliding window loses cells that a rollback needs, unless the cache is whole.
+
+    https://github.com/ggml-org/llama.cpp/issues/13963
+    """
 
     PROMPT = "abcdefghijklmnopqrstuvwxyz" * 4  # beyond the window of 32
 
@@ -251,7 +265,10 @@ class TestWindows:
 
 
 def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case 26."""
+    """Mixtures of experts gain little from a draft, and qdraft warns of it.
+
+    https://github.com/JustVugg/colibri/issues/8
+    """
     path = tiny.mixture(tmp_path / "moe.gguf")
     with Pair(path, path) as pair:
         assert pair.target_engine.n_ctx == 256

@@ -81,7 +81,10 @@ def test_kinds_by_content(tmp_path: Path, source_file: Path) -> None:
 
 
 def test_q2_k_in_name_only(smollm2: tuple[Path, Path]) -> None:
-    """Case 32: what a file is called and what it holds."""
+    """A file called Q2_K may hold no Q2_K tensor.
+
+    https://github.com/ggml-org/llama.cpp/issues/6614
+    """
     facts = read_facts(smollm2[1])
     assert facts.file_type == "Q2_K"
     assert facts.in_name_only.startswith("Q2_K in name only: 0 of 211 matrices are Q2")
@@ -90,7 +93,10 @@ def test_q2_k_in_name_only(smollm2: tuple[Path, Path]) -> None:
 
 class TestDamage:
     def test_cut_off(self, model: Path, tmp_path: Path) -> None:
-        """Case 31: told before loading, at every length."""
+        """A truncated download is refused before it is loaded, whatever its length.
+
+        https://github.com/ggml-org/llama.cpp/pull/6885
+        """
         data = model.read_bytes()
         for n in (*range(4, 2000, 97), len(data) // 2, len(data) - 1):
             path = tmp_path / "cut.gguf"
@@ -144,7 +150,11 @@ class TestDamage:
         assert peak < 64e6
 
     def test_split_files(self, model: Path, tmp_path: Path) -> None:
-        """Case 29: part 1 is found whichever part is named, and what is missing is listed."""
+        """Part 1 is read whichever part is named, and the error lists the parts that are missing.
+
+        https://github.com/ggml-org/llama.cpp/issues/9613
+        https://github.com/ggml-org/llama.cpp/issues/15164
+        """
         parts = [tmp_path / f"big-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
         for part in (parts[0], parts[2]):
             part.write_bytes(model.read_bytes())

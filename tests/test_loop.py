@@ -42,7 +42,7 @@ def test_always_wrong_drafter_accepts_nothing_and_changes_nothing() -> None:
 
 
 def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
-    """Elsewhere, a token was printed twice if a draft was empty after a full acceptance.
+    """A draft that is empty after a full acceptance prints no token twice.
 
     https://github.com/ikawrakow/ik_llama.cpp/pull/2065
     """
@@ -101,7 +101,7 @@ def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
 
 @pytest.mark.parametrize("plain_every", [2, 3, 5])
 def test_rounds_without_a_draft_leave_the_draft_in_step(plain_every: int) -> None:
-    """Elsewhere, the draft's cache was stale after rounds without a draft.
+    """Rounds without a draft do not leave the draft's cache stale.
 
     https://github.com/vllm-project/vllm-metal/pull/716
     """

@@ -326,7 +326,10 @@ class TestCommand:
         assert "no importance matrix" in " ".join(done.stderr.split())
 
     def test_two_bit_i_quants_need_a_matrix(self, target: Path, tmp_path: Path) -> None:
-        """Case 32: said in llama.cpp's words, and nothing is left behind."""
+        """The error quotes llama.cpp, and no file is left behind.
+
+        https://github.com/ggml-org/llama.cpp/issues/6249
+        """
         out = tmp_path / "iq2.gguf"
         done = invoke("make", str(target), "--type", "IQ2_XXS", "--no-imatrix", "--out", str(out))
         assert done.returncode == 6

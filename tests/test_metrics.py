@@ -64,7 +64,11 @@ def test_the_clock_and_the_tokens_cover_the_same_interval() -> None:
 
 
 def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
-    """Case 25."""
+    """A text that is slower than the target alone says so.
+
+    https://github.com/ggml-org/llama.cpp/issues/10594
+    https://github.com/ggml-org/llama.cpp/issues/10664
+    """
     lost = (
         [PROMPT, make(0, 0)]
         + [make(2, 0, draft_s=0.5, verify_s=1.5)] * 4
@@ -106,7 +110,11 @@ def test_reading_the_prompt_is_no_part_of_c() -> None:
 
 
 def test_a_schedule_that_does_not_draft_says_why() -> None:
-    """Cases 25 and 28: the target alone is never a silent choice."""
+    """If qdraft does not draft, it says why.
+
+    https://github.com/ggml-org/llama.cpp/issues/10594
+    https://github.com/ggml-org/llama.cpp/pull/24922
+    """
     costs = CostTable(0.1, {"model": 0.25}, {3: 1.5})
     alone = [PROMPT, *[make(0, 0)] * 20]
     assert summarize(alone, None, costs, "model").verdict == (
@@ -132,7 +140,10 @@ def test_too_short_to_compare() -> None:
 
 
 def test_the_loop_measures_the_target_alone() -> None:
-    """Case 25: a run of ordinary length always has its baseline."""
+    """A text of ordinary length always has its baseline.
+
+    https://github.com/ggml-org/llama.cpp/issues/10664
+    """
     summary = summarize(list(run(engine(), model_drafter(), plain_every=32)))
     assert summary.target_tokens_per_second is not None
     assert summary.speedup is not None
@@ -186,7 +197,10 @@ def test_a_disturbed_machine_is_seen_in_the_spread() -> None:
 
 
 def test_a_text_that_runs_in_circles_is_named() -> None:
-    """Case 27: a loop makes any draft look good."""
+    """A text that repeats itself makes any draft look good.
+
+    https://github.com/kekzl/imp/pull/1521
+    """
     rng = np.random.default_rng(1)
     fresh = [make(0, 0, tokens=(int(t),)) for t in rng.integers(1000, size=200)]
     assert summarize([PROMPT, *fresh]).repetition == pytest.approx(0, abs=0.02)

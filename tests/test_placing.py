@@ -77,7 +77,10 @@ class TestReadBack:
         assert device_of("AMX", KNOWN) == "CPU"
 
     def test_layers_that_landed_on_the_cpu_are_said_aloud(self) -> None:
-        """Case 34: asked for a GPU, run on the CPU, without a word from llama.cpp."""
+        """llama.cpp runs layers on the CPU that were asked for a GPU, and says nothing.
+
+        https://github.com/abetlen/llama-cpp-python/issues/2079
+        """
         placed = read_back(told({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
         assert not_as_asked(placed, asked) == [

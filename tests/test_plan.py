@@ -58,7 +58,10 @@ def test_a_cache_grows_with_the_context_and_with_its_type(tmp_path: Path) -> Non
 @pytest.mark.real
 class TestOnTheCpu:
     def test_the_plan_is_what_is_loaded(self, smollm2: tuple[Path, Path]) -> None:
-        """Case 33, the part that needs no device."""
+        """The memory of the draft is counted too, here without any device.
+
+        https://github.com/ollama/ollama/issues/17951
+        """
         params = EngineParams(n_ctx=512)
         rows = verify(make_plan(*smollm2, params, params))
         assert {(row.model, row.kind) for row in rows} >= {

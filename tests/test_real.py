@@ -102,7 +102,10 @@ def test_both_of_a_self_pair_share_the_weights(self_pair: Pair) -> None:
 
 
 def test_acceptance_of_a_known_pair(pair: Pair) -> None:
-    """Case 7 in small: a library that changes acceptance much must not go unnoticed."""
+    """A version of the library that changes acceptance much does not go unnoticed.
+
+    https://github.com/ggml-org/llama.cpp/issues/23544
+    """
     accepted = tested = 0
     for prompt in PROMPTS:
         text = pair.generate(prompt, GREEDY, fixed(n_predict=80))
@@ -171,7 +174,10 @@ def test_end_of_turn_ends_the_text(pair: Pair) -> None:
 
 
 def test_a_prompt_longer_than_the_batch(smollm2: tuple[Path, Path]) -> None:
-    """Case 9, for both models."""
+    """A prompt longer than the batch is read in parts, by both models.
+
+    https://github.com/ggml-org/llama.cpp/issues/10670
+    """
     prompt = "The quick brown fox jumps over the lazy dog. " * 60
     with Pair(*smollm2, EngineParams(n_ctx=1024, n_batch=64, n_ubatch=32)) as small:
         text = small.generate(prompt, GREEDY, fixed(n_predict=24), raw=True)
@@ -194,7 +200,11 @@ def test_context_full(smollm2: tuple[Path, Path]) -> None:
 
 
 def test_a_draft_that_does_not_load_is_an_error(smollm2: tuple[Path, Path], tmp_path: Path) -> None:
-    """Case 28, and 31: told before loading, never a silent fall back to the target alone."""
+    """qdraft never falls back to the target alone in silence, and refuses the file before loading.
+
+    https://github.com/ggml-org/llama.cpp/pull/24922
+    https://github.com/ggml-org/llama.cpp/pull/6885
+    """
     half = tmp_path / "half.gguf"
     half.write_bytes(smollm2[1].read_bytes()[:1_000_000])
     with pytest.raises(ModelFileError, match=r"half.gguf is (a damaged GGUF|cut off)"):
@@ -297,7 +307,10 @@ def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> N
 
 
 def test_twenty_texts_in_a_row_stay_in_step(self_pair: Pair) -> None:
-    """Case 4: caches are as good for the twentieth text as for the first."""
+    """Both caches are as good for the twentieth text as for the first.
+
+    https://github.com/lablup/mlxcel/issues/994
+    """
     for turn in range(20):
         text = self_pair.generate(
             f"{PROMPTS[turn % 4]} ({turn})", PLAIN, fixed(n_predict=24, seed=turn)
@@ -366,7 +379,10 @@ class TestSharedKv:
             assert opened.kv.reason == "flash attention is off"
 
     def test_a_draft_with_a_smaller_context(self, smollm2: tuple[Path, Path]) -> None:
-        """Case 8, on real caches."""
+        """A draft context smaller than the target's, on real caches.
+
+        https://github.com/ggml-org/llama.cpp/issues/22554
+        """
         params = EngineParams(n_ctx=512)
         with Pair(*smollm2, params, draft_params=EngineParams(n_ctx=64)) as opened:
             endless = SamplingParams(temperature=0, logit_bias=ENDLESS)

@@ -151,7 +151,10 @@ class TestPlacement:
 
 class TestPlan:
     def test_a_plan_is_what_llama_cpp_then_takes(self, far: str, files: Files) -> None:
-        """Case 33: weights, two caches and working memory, by device, within 5 %."""
+        """Weights, two caches and compute buffers of each device agree within 5 %.
+
+        https://github.com/ollama/ollama/issues/17951
+        """
         result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--verify",
                         "--json")  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr

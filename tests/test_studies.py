@@ -111,7 +111,10 @@ class TestBench:
         assert fold(four, COSTS).total.speedup.low is not None  # type: ignore[union-attr]
 
     def test_doubts(self) -> None:
-        """Case 27: texts that run in circles flatter any draft."""
+        """Texts that repeat themselves make any draft look good.
+
+        https://github.com/kekzl/imp/pull/1521
+        """
         found = fold([sample(repetition=0.6), sample(), sample(spread=3.0), sample()], COSTS)
         assert found.doubts == ("1 of 4 texts repeat themselves, which flatters any draft",)
         found = fold([sample(spread=3.0)] * 3, COSTS)
@@ -298,7 +301,10 @@ def stop_at_once() -> Iterator[Sample]:
 
 class TestChildJobs:
     def test_a_crash_costs_one_job(self) -> None:
-        """Case 35: and its memory is given back, since the process is gone."""
+        """A process of its own gives its memory back, even after a crash.
+
+        https://github.com/abetlen/llama-cpp-python/issues/1442
+        """
         with pytest.raises(EngineError, match="died: SIGKILL"):
             run_job("job_modules", {"do": "die"})
         with pytest.raises(EngineError, match="the job's own words"):
@@ -337,7 +343,11 @@ class TestExplain:
         assert v_at({}, 1) == 1
 
     def test_no_acceptance_rate_would_do(self) -> None:
-        """Case 25: what would have to change."""
+        """If drafting does not pay, the finding says what would have to change.
+
+        https://github.com/ggml-org/llama.cpp/issues/10594
+        https://github.com/ggml-org/llama.cpp/issues/10664
+        """
         found = explain(Figures(1.0, {2: 1.5}, {0.0: 0.9}), Situation())[0]
         assert (found.speedup, found.n_draft) == (1.0, 0)
         assert "even if every token were accepted" in found.words
@@ -358,7 +368,10 @@ class TestExplain:
         assert next(f for f in found if "prompt" in f.topic).speedup < 1
 
     def test_users_experts_precision_memory(self) -> None:
-        """Case 26: a verify batch of a mixture reads the union of its experts."""
+        """A verify batch of a mixture of experts reads the union of its experts.
+
+        https://github.com/JustVugg/colibri/issues/8
+        """
         known = replace(
             FIGURES, target_bits=16.0, target_bytes=8 << 30, draft_bytes=2 << 30, experts=(8, 64)
         )

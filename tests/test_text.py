@@ -26,7 +26,10 @@ def read(
 
 
 def test_characters_come_out_whole() -> None:
-    """Case 16: the stream equals the whole."""
+    """The stream equals the whole, whatever characters span tokens.
+
+    https://github.com/abetlen/llama-cpp-python/issues/372
+    """
     text = "naïve 日本語 🦙👩‍🚀 end"
     parts = read(text.encode())
     assert "".join(parts) == text
@@ -34,7 +37,10 @@ def test_characters_come_out_whole() -> None:
 
 
 def test_a_cut_character_is_flushed_once() -> None:
-    """Case 16."""
+    """A character that the budget cuts comes out once.
+
+    https://github.com/abetlen/llama-cpp-python/issues/372
+    """
     assert read("a🦙".encode()[:3]) == ["a", "", "", "\ufffd"]
 
 
@@ -44,7 +50,10 @@ def test_bytes_that_are_no_utf8_equal_the_whole() -> None:
 
 
 def test_stop_string_over_a_block_border() -> None:
-    """Case 17: held back while undecided, cut exactly."""
+    """Text is held back while a stop string may begin in it, and cut exactly.
+
+    https://github.com/vllm-project/vllm/issues/3574
+    """
     assert read(b"one END two", ("END",)) == ["o", "n", "e", " ", "", "", "", ""]
     assert read(b"one ENd", ("END",)) == ["o", "n", "e", " ", "", "", "ENd", ""]
     assert read(b"one EN", ("END",)) == ["o", "n", "e", " ", "", "", "EN"]
@@ -78,12 +87,20 @@ class TestPrompt:
     bos = FakeVocab([b"<s>", b"a", b"b"], bos=0)
 
     def test_exactly_one_bos(self) -> None:
-        """Case 14."""
+        """The prompt has one BOS, also if its text begins with one.
+
+        https://github.com/abetlen/llama-cpp-python/issues/1501
+        https://github.com/abetlen/llama-cpp-python/issues/1537
+        """
         assert encode_prompt(self.bos, "ab") == [0, 1, 2]
         assert encode_prompt(self.bos, "<s>ab") == [0, 1, 2]
 
     def test_no_bos_where_the_model_wants_none(self) -> None:
-        """Case 14: a BOS in the text itself stays."""
+        """A BOS in the text itself stays.
+
+        https://github.com/abetlen/llama-cpp-python/issues/1501
+        https://github.com/abetlen/llama-cpp-python/issues/1537
+        """
         vocab = FakeVocab([b"<s>", b"a"])
         assert encode_prompt(vocab, "a") == [1]
         assert encode_prompt(vocab, "<s>a") == [0, 1]
