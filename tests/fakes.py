@@ -1,16 +1,20 @@
-"""Small fake models that several tests use."""
+"""Small fake models, rounds and laws that several tests use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 
+from qdraft.decoding.drafters.cascade import CascadeDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter
 from qdraft.decoding.loop import Stop, decode
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
-from qdraft.decoding.records import Round, SamplingParams
+from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Times, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.testing import FakeClock, FakeEngine, FakeVocab, LogitsFn
@@ -28,12 +32,16 @@ def table_logits(n_vocab: int, seed: int, scale: float = 1.5, blend: float = 0.0
     """Logits that depend on the last two tokens; ``blend`` adds noise from another seed."""
 
     def logits(tokens: tuple[int, ...]) -> np.ndarray:
-        key = [*tokens[-2:], len(tokens) % 3]
-        base = np.random.default_rng([seed, *key]).normal(size=n_vocab)
-        noise = np.random.default_rng([seed + 1, *key]).normal(size=n_vocab)
+        key = (*tokens[-2:], len(tokens) % 3)
+        base, noise = _normal(n_vocab, seed, *key), _normal(n_vocab, seed + 1, *key)
         return scale * ((1 - blend) * base + blend * noise)
 
     return logits
+
+
+@cache
+def _normal(n: int, *seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=n)
 
 
 def engine(n_vocab: int = 8, blend: float = 0.0, **kwargs: object) -> FakeEngine:
@@ -76,3 +84,75 @@ def run(
 
 def tokens_of(rounds: Sequence[Round]) -> list[int]:
     return [token for r in rounds for token in r.tokens]
+
+
+def make_round(
+    n_draft: int,
+    n_accepted: int,
+    *,
+    draft_s: float = 0.0,
+    verify_s: float = 1.0,
+    source: str = "model",
+    n_draft_rows: int | None = None,
+    n_caught_up: int = 0,
+    tokens: tuple[int, ...] | None = None,
+    n_prompt: int = 0,
+    index: int = 1,
+) -> Round:
+    """A round with these counts and times; its tokens are all 1 unless given."""
+    n_rows = n_draft if n_draft_rows is None else n_draft_rows
+    draft = Draft((1,) * n_draft, None, source, (0.5,) * n_draft, n_rows, n_caught_up)
+    decided = (1,) * (n_accepted + 1) if tokens is None else tokens
+    verdict = Verdict(decided, n_accepted + (n_accepted < n_draft), Origin.TARGET)
+    times = Times(draft_s, verify_s, 0.0)
+    return Round(index, 10, n_prompt, draft, verdict, decided, None, times)
+
+
+PROMPT_ROUND = make_round(0, 0, verify_s=9.0, n_prompt=5, index=0)
+
+
+def target_law(
+    params: SamplingParams, n_vocab: int, n_tokens: int, prompt: tuple[int, ...] = PROMPT
+) -> dict[tuple[int, ...], float]:
+    """The law of the target alone, by multiplying its conditional distributions."""
+    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(n_tokens):
+        longer = {}
+        for text, weight in law.items():
+            context = (*prompt, *text)
+            row = np.array(logits(context), dtype=np.float32)
+            probs = sampler.distribution(row, context).dense(n_vocab)
+            longer.update({(*text, t): weight * p for t, p in enumerate(probs) if p > 0})
+        law = longer
+    return law
+
+
+def distance(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
+    """Total variation."""
+    return sum(abs(law.get(k, 0) - other.get(k, 0)) for k in law.keys() | other.keys()) / 2
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class CascadeAlone(HybridDrafter):
+    """Only what the model has looked over, as when bare repetitions do not pay."""
+
+    def __init__(self, model: ModelDrafter) -> None:
+        self.ngram, self.model = NgramDrafter(), model
+        super().__init__(CascadeDrafter(self.ngram, model))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.ngram.begin(prompt)
+        self.model.begin(prompt)
+
+    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+        self.model.accept(n_accepted, context)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from test_engine import tiny_model
+import tiny
 
 from qdraft import EngineParams, Pair, SamplingParams
 from qdraft.cli.machine_options import parse_gpu_layers, parse_tensor_split
@@ -268,7 +268,7 @@ class TestRun:
         https://github.com/ggml-org/llama.cpp/pull/3812
         """
         for name, tokens in (("t", ("<s>", "</s>", "a", "b")), ("d", ("<s>", "</s>", "a", "X"))):
-            tiny_model(tmp_path / f"{name}.gguf", tokens).close()
+            tiny.zeros(tmp_path / f"{name}.gguf", tokens)
         files = ("-m", str(tmp_path / "t.gguf"), "-d", str(tmp_path / "d.gguf"))
         error = one_error(qdraft("run", "-p", "a", *files), 4)
         assert "token 3 is 'b' in the target, 'X' in the draft" in error

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_metrics import make
+from fakes import make_round as make
 
 from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
 from qdraft.session.contention import Contention

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import tiny
@@ -134,36 +133,7 @@ class TestQuantize:
 def tiny_model(
     path: Path, tokens: Sequence[str], unused: Sequence[int] = (), eos: int = 1
 ) -> LlamaModel:
-    """A llama model of zeros with a vocabulary of these tokens."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(tokens))
-    kinds = [
-        gguf.TokenType.UNUSED if i in unused else gguf.TokenType.NORMAL for i in range(len(tokens))
-    ]
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(eos)
-    square = np.zeros((32, 32), dtype=np.float32)
-    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), dtype=np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(32, dtype=np.float32))
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        writer.add_tensor(f"blk.0.{name}.weight", square)
-    for name in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{name}.weight", np.ones(32, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return LlamaModel(path, EngineParams())
+    return LlamaModel(tiny.zeros(path, tokens, unused, eos), EngineParams())
 
 
 class TestSameVocabulary:

@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
+from fakes import (
+    GREEDY,
+    PLAIN,
+    PROMPT,
+    distance,
+    engine,
+    model_drafter,
+    run,
+    table_logits,
+    target_law,
+    tokens_of,
+    vocab,
+)
 
 import qdraft.decoding.verification as acceptance
 from qdraft.decoding.drafters.model import ModelDrafter
@@ -42,28 +54,6 @@ LAWS = {
         temperature=1.3, top_k=5, top_p=0.9, min_p=0.05, repeat_penalty=1.2, repeat_last_n=3
     ),
 }
-
-
-def target_law(
-    params: SamplingParams, n_vocab: int, n_tokens: int, prompt: tuple[int, ...] = PROMPT
-) -> dict[tuple[int, ...], float]:
-    """The law of the target alone, by multiplying its conditional distributions."""
-    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab)
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(n_tokens):
-        longer = {}
-        for text, weight in law.items():
-            context = (*prompt, *text)
-            row = np.array(logits(context), dtype=np.float32)
-            probs = sampler.distribution(row, context).dense(n_vocab)
-            longer.update({(*text, t): weight * p for t, p in enumerate(probs) if p > 0})
-        law = longer
-    return law
-
-
-def distance(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
-    """Total variation."""
-    return sum(abs(law.get(k, 0) - other.get(k, 0)) for k in law.keys() | other.keys()) / 2
 
 
 def loop_law(

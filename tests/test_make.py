@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from fakes import engine
+from fakes import Clock, engine
 from invoke import qdraft as invoke
-from test_schedule import Clock
 
 from qdraft import EngineParams, Pair, SamplingParams
 from qdraft.cli.make import beside, parse_layers, parse_tensor_types

@@ -4,36 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fakes import PROMPT_ROUND as PROMPT
 from fakes import engine, model_drafter, run
+from fakes import make_round as make
 
 from qdraft.decoding.policy.costs import CostTable
 from qdraft.decoding.policy.model import break_even_alpha, expected_tokens, speedup
-from qdraft.decoding.records import Draft, Origin, Round, Times, Verdict
 from qdraft.decoding.summary import summarize
-
-
-def make(
-    n_draft: int,
-    n_accepted: int,
-    *,
-    draft_s: float = 0.0,
-    verify_s: float = 1.0,
-    source: str = "model",
-    n_draft_rows: int | None = None,
-    n_caught_up: int = 0,
-    tokens: tuple[int, ...] | None = None,
-    n_prompt: int = 0,
-    index: int = 1,
-) -> Round:
-    n_rows = n_draft if n_draft_rows is None else n_draft_rows
-    draft = Draft((1,) * n_draft, None, source, (0.5,) * n_draft, n_rows, n_caught_up)
-    decided = (1,) * (n_accepted + 1) if tokens is None else tokens
-    verdict = Verdict(decided, n_accepted + (n_accepted < n_draft), Origin.TARGET)
-    times = Times(draft_s, verify_s, 0.0)
-    return Round(index, 10, n_prompt, draft, verdict, decided, None, times)
-
-
-PROMPT = make(0, 0, verify_s=9.0, n_prompt=5, index=0)
 
 
 def test_alpha_is_per_tested_token_and_draft_yield_is_not() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
-from test_exactness import distance, target_law
+from fakes import (
+    GREEDY,
+    PLAIN,
+    PROMPT,
+    CascadeAlone,
+    distance,
+    engine,
+    model_drafter,
+    run,
+    table_logits,
+    target_law,
+    tokens_of,
+    vocab,
+)
 
 from qdraft.decoding.drafters.cascade import CascadeDrafter
 from qdraft.decoding.drafters.hybrid import HybridDrafter
@@ -92,21 +102,6 @@ def test_under_the_cost_aware_schedule() -> None:
 def hybrid(model: ModelDrafter) -> HybridDrafter:
     ngram = NgramDrafter()
     return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
-
-
-class CascadeAlone(HybridDrafter):
-    """Only what the model has looked over, as when bare repetitions do not pay."""
-
-    def __init__(self, model: ModelDrafter) -> None:
-        self.ngram, self.model = NgramDrafter(), model
-        super().__init__(CascadeDrafter(self.ngram, model))
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.ngram.begin(prompt)
-        self.model.begin(prompt)
-
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
-        self.model.accept(n_accepted, context)
 
 
 class TestCascade:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_ngram import CascadeAlone
+from fakes import CascadeAlone
 
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, SamplingParams

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
+from fakes import PROMPT_ROUND as PROMPT
+from fakes import make_round as make
 from rich.console import Console
-from test_metrics import PROMPT, make
 
 from qdraft.decoding.records import Chunk, FinishReason, Origin
 from qdraft.decoding.summary import summarize

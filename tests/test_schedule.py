@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, engine, run, tokens_of, vocab
+from fakes import GREEDY, PLAIN, Clock, engine, run, tokens_of, vocab
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
@@ -30,14 +30,6 @@ def text_logits(seed: int) -> LogitsFn:
         return 3 * np.random.default_rng([seed, len(tokens), tokens[-1]]).normal(size=8)
 
     return logits
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Timed(FakeEngine):
@@ -213,7 +205,7 @@ def test_v_is_measured_or_between_neighbours() -> None:
 
 def test_a_draft_among_others_is_the_measure() -> None:
     """One after a plain round is dearer: it counts until others are known, and when they are old."""
-    from test_metrics import make
+    from fakes import make_round as make
 
     plain, drafted = make(0, 0), make(2, 2, draft_s=0.6, verify_s=1.3)
     isolated = make(2, 2, draft_s=1.0, verify_s=1.6)

@@ -121,7 +121,7 @@ class TestBench:
         assert found.doubts[0].startswith("the machine was noisy: the slowest tenth")
 
     def test_counts_by_place(self) -> None:
-        from test_metrics import make
+        from fakes import make_round as make
 
         rounds = [make(3, 1), make(3, 3), make(0, 0), make(2, 0)]
         assert by_place(rounds) == ((3, 2, 1), (2, 1, 1))

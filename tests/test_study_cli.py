@@ -11,8 +11,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import tiny
 from invoke import qdraft
-from test_engine import tiny_model
 
 from qdraft.errors import UsageError
 from qdraft.making.calibration import evaluation_text
@@ -144,7 +144,7 @@ class TestCompare:
 
     def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         other = tmp_path / "other.gguf"
-        tiny_model(other, ["a", "b", "c"]).close()
+        tiny.zeros(other, ["a", "b", "c"])
         done = qdraft("compare", str(smollm2[0]), str(other))
         assert done.returncode == 4
         assert "is not another quantization of" in done.stderr

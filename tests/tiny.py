@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -10,6 +11,39 @@ import numpy as np
 TOKENS = ["<s>", "</s>", *[chr(97 + i) for i in range(26)]]
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD = 64, 128, 4, 2, 16
 Shapes = dict[str, tuple[int, ...]]
+
+
+def zeros(path: Path, tokens: Sequence[str], unused: Sequence[int] = (), eos: int = 1) -> Path:
+    """A llama model of zeros with a vocabulary of these tokens."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(tokens))
+    kinds = [
+        gguf.TokenType.UNUSED if i in unused else gguf.TokenType.NORMAL for i in range(len(tokens))
+    ]
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(eos)
+    square = np.zeros((32, 32), dtype=np.float32)
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), dtype=np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(32, dtype=np.float32))
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        writer.add_tensor(f"blk.0.{name}.weight", square)
+    for name in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def mamba(path: Path) -> Path:
