@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -52,7 +53,7 @@ def _run(row: dict[str, Any]) -> TimedText:
 
 
 def of_kind(rows: Rows, pair: str, kind: str) -> float:
-    """qdraft over the target alone for one kind of work, all temperatures together."""
+    """qdraft over the target alone for one kind of prompt, all temperatures together."""
     chosen = select(rows, pair=pair, kind=kind)
     return ratio(select(chosen, contender=OURS), select(chosen, contender=ALONE))
 
@@ -130,52 +131,81 @@ def table(report: dict[str, Any]) -> str:
 
 
 def page(report: dict[str, Any]) -> str:
-    """For docs/."""
-    m, rows = report["machine"], report["texts"]
-    out = [
+    """The page of a run, docs/benchmark.md."""
+    rows, pairs = report["texts"], list(dict.fromkeys(r["pair"] for r in report["texts"]))
+    parts = [
         "# qdraft against llama.cpp's own tools",
-        "",
-        "The last full run, written by `python benchmarks/versus.py --json FILE --page FILE`.",
-        "",
-        f"{m['date']}, {m['cpu']}, {m['cores']} cores, {m['threads']} threads, load {m['load']} "
-        f"before, {m['library']}, extra buffers "
-        f"{'on' if m['extra_buffers'] else 'off (they die here)'}, {m['n_predict']} tokens a text "
-        "(four times as many for the small model).",
-        "",
-        "Pairs: the large rig (`benchmarks/rig.py`) as F16 with a Q4_K_M draft, and with a Q2_K "
-        "draft made with an importance matrix (Q2_K-im); the unwidened demo model (smollm2), F16 + "
-        "Q2_K. No truncation. *x alone* is total tokens over total time after the first "
-        "token, over that of the target alone in qdraft in the same run, with a 95 % bootstrap "
-        "interval over paired texts. End-of-generation tokens are banned.",
-        "",
-        "| " + " | ".join(HEAD) + " |",
-        "|" + "---|" * len(HEAD),
-        *("| " + " | ".join(row) + " |" for row in lines(report)),
-        "",
-        "llama-server's best settings, found on other prompts: "
-        + "; ".join(
-            f"{pair}, {t}: `{setting}`"
-            for pair, of in report["tuned"].items()
-            for t, setting in of.items()
-        )
-        + ".",
-        "",
-        "## By kind of work",
-        "",
+        _paragraph(
+            "This is the last full run of `python benchmarks/versus.py --json FILE --page FILE`, "
+            "which writes this page."
+        ),
+        _machine(report["machine"]),
+        _paragraph(
+            "Pairs: the large rig (`benchmarks/rig.py`) in F16 with a Q4_K_M draft, and with a "
+            "Q2_K draft made with an importance matrix (Q2_K-im); the demo model (smollm2) as it "
+            "is, F16 + Q2_K. No truncation. End-of-generation tokens are banned. *x alone* is "
+            "total tokens over total time after the first token, divided by the same of the "
+            "target alone in qdraft in the same run. Its 95 % interval is a bootstrap over paired "
+            "texts."
+        ),
+        _markdown(HEAD, lines(report)),
+        "llama-server's best settings, found on other prompts:",
+        _markdown(
+            ("pair", "T", "settings"),
+            (
+                (pair, temperature.removeprefix("T "), f"`{setting}`")
+                for pair, settings in report["tuned"].items()
+                for temperature, setting in settings.items()
+            ),
+        ),
+        "## By kind of prompt",
         "qdraft over the target alone, all temperatures together:",
-        "",
+        _markdown(
+            ("kind", *pairs),
+            (
+                (kind, *(f"{of_kind(rows, pair, kind):.2f}" for pair in pairs))
+                for kind in dict.fromkeys(r["kind"] for r in rows)
+            ),
+        ),
+        "## Costs",
+        "Milliseconds of a target token, then c of the draft and v by number of rows, in target "
+        "tokens:",
+        _markdown(
+            ("pair", "ms", "c", "v"),
+            ((pair, *_costs(costs)) for pair, costs in report["costs"].items()),
+        ),
+        "## Bars",
+        "The figures that the benchmark holds qdraft to:",
+        _markdown(
+            ("bar", "wanted", "here"),
+            ((name, WANTED[name], f"{x:.3f}") for name, x in report["bars"].items()),
+        ),
     ]
-    pairs = list(dict.fromkeys(r["pair"] for r in rows))
-    out += ["| kind | " + " | ".join(pairs) + " |", "|" + "---|" * (len(pairs) + 1)]
-    for kind in dict.fromkeys(r["kind"] for r in rows):
-        cells = [f"{of_kind(rows, pair, kind):.2f}" for pair in pairs]
-        out.append(f"| {kind} | " + " | ".join(cells) + " |")
-    out += ["", "## Costs", "", "c of the draft, and v by number of rows, in target tokens:", ""]
-    for pair, cost in report["costs"].items():
-        c = cost["c"].get("model")
-        v = ", ".join(f"v({n}) {x:.2f}" for n, x in cost["v"].items())
-        told = "" if c is None else f"c {c:.2f}, "
-        out.append(f"- {pair}: {told}{v} ({1000 * (cost['target_s'] or 0):.0f} ms a target token)")
-    out += ["", "## Bars", "", "| bar | wanted | here |", "|---|---|---|"]
-    out += [f"| {name} | {WANTED[name]} | {x:.3f} |" for name, x in report["bars"].items()]
-    return "\n".join(out) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False))
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    repacked = "with" if machine["extra_buffers"] else "without"
+    crash = "" if machine["extra_buffers"] else ", which crash on this machine"
+    return _paragraph(
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, load "
+        f"{machine['load']} before the run, {machine['date']}. {machine['library']} {repacked} "
+        f"repacked weights{crash}. {machine['n_predict']} tokens per text, four times as many for "
+        "the small model."
+    )
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*out, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _costs(costs: dict[str, Any]) -> tuple[str, str, str]:
+    """Milliseconds of a target token, c and v, as texts."""
+    c = costs["c"].get("model")
+    v = ", ".join(f"v({n}) {x:.2f}" for n, x in costs["v"].items())
+    return f"{1000 * (costs['target_s'] or 0):.0f}", "" if c is None else f"{c:.2f}", v
