@@ -23,7 +23,7 @@ from typing import Any
 
 from rig import rig
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.decoding.drafters.cascade import CascadeDrafter
 from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
@@ -268,7 +268,7 @@ def main() -> None:
     args = parser.parse_args()
     files = rig(args.size), rig(args.size, args.draft)
     load = os.getloadavg()[0]
-    with Pair(*files, EngineParams(n_ctx=1024)) as pair:
+    with Pair(PairSpec.of(*files, EngineParams(n_ctx=1024))) as pair:
         texts = measure(pair, args.n_predict, args.seconds)
     rows = fold(texts)
     print(f"{args.size} rig, F16 with {args.draft}, load {load:.2f} before")

@@ -12,7 +12,7 @@ import time
 
 from rig import rig
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 
 PROMPT = "Write a Python function that merges two sorted lists, and explain it."
 SAMPLING = {
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--n-predict", type=int, default=128)
     n_predict = parser.parse_args().n_predict
     print(f"load {os.getloadavg()[0]:.2f}")
-    with Pair(rig("large"), rig("large", "Q4_K_M"), EngineParams(n_ctx=1024)) as pair:
+    with Pair(PairSpec.of(rig("large"), rig("large", "Q4_K_M"), EngineParams(n_ctx=1024))) as pair:
         engines = [e for e in (pair.target_engine, pair.draft_engine) if e]
         for name, sampling in SAMPLING.items():
             before = sum(e.decode_s for e in engines)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rig import rig
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.llama.native import library_version
 
 PROMPTS = {
@@ -50,8 +50,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     files = (rig("large"), rig("large", args.draft))
     with (
-        Pair(*files, params, share_kv="off") as own,
-        Pair(*files, params, share_kv="on") as shared,
+        Pair(PairSpec.of(*files, params, share_kv="off")) as own,
+        Pair(PairSpec.of(*files, params, share_kv="on")) as shared,
     ):
         for pair in (own, shared):  # nothing known of costs, and weights in memory
             pair.costs.__init__()  # type: ignore[misc]

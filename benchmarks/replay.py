@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rig import rig
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import built_in
@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = []
-    with Pair(rig(args.size), rig(args.size, args.draft), EngineParams(n_ctx=1024)) as pair:
+    with Pair(
+        PairSpec.of(rig(args.size), rig(args.size, args.draft), EngineParams(n_ctx=1024))
+    ) as pair:
         for temperature in (0.0, 1.0):
             sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
             trace = record_pair(pair, built_in(), [temperature], sampling, args.n_predict, {})

@@ -25,7 +25,7 @@ from rig import rig
 from rivals import N_CTX, Run, Server, Setting, run_simple
 from work import LONG, TUNING
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.host import default_threads
 from qdraft.pairs.packages import materialize
 from qdraft.pairs.registry import load
@@ -70,8 +70,12 @@ class Bench:
         self._files = (target, draft)
         self._stack = ExitStack()
         params = EngineParams(n_ctx=N_CTX)
-        self.pair = self._stack.enter_context(Pair(target, draft, params, share_kv="on"))
-        self.own = self._stack.enter_context(Pair(target, draft, params, share_kv="off"))
+        self.pair = self._stack.enter_context(
+            Pair(PairSpec.of(target, draft, params, share_kv="on"))
+        )
+        self.own = self._stack.enter_context(
+            Pair(PairSpec.of(target, draft, params, share_kv="off"))
+        )
         self.vocab = self.pair.target_engine.vocab
         ends = [t for t in range(self.vocab.n_tokens) if self.vocab.is_end(t)]
         self._endless = dict.fromkeys(ends, -float("inf"))

@@ -41,6 +41,7 @@ from qdraft.errors import (
     UsageError,
 )
 from qdraft.llama.params import EngineParams
+from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.session.check import Check
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = _version("qdraft")
 
 __all__ = [
+    "Both",
     "Check",
     "Chunk",
     "ContextError",
@@ -65,9 +67,11 @@ __all__ = [
     "LogitsError",
     "ModelFileError",
     "ModelInfo",
+    "ModelSpec",
     "Origin",
     "Pair",
     "PairError",
+    "PairSpec",
     "QDraftError",
     "RollbackError",
     "Round",

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import tiny
 
-from qdraft import EngineParams, Pair, SamplingParams
+from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.machine_options import parse_gpu_layers, parse_tensor_split
 from qdraft.cli.options import (
     parse_logit_bias,
@@ -313,7 +313,7 @@ class TestRun:
     def test_interrupted_json_is_whole(
         self, smollm2: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with Pair(*smollm2, EngineParams(n_ctx=256)) as pair:
+        with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=256))) as pair:
             text = pair.generate(PROMPT[1], SamplingParams(temperature=0))
             chunks = iter(text)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import make_round as make
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.session.contention import Contention
 
 
@@ -40,7 +40,7 @@ def test_the_threads_of_a_pair(
 ) -> None:
     """Decodes of the target that stall: both engines go on with half the threads, the text too."""
     monkeypatch.setattr(logging.getLogger("qdraft"), "propagate", True)
-    with Pair(*smollm2, EngineParams(n_ctx=512, n_threads=2)) as pair:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512, n_threads=2))) as pair:
         greedy, params = SamplingParams(temperature=0), DecodeParams(n_predict=40)
         calm = pair.generate("Count to twenty.", greedy, params).read()
         decode, n = pair.target_engine._decode, 0

@@ -20,6 +20,7 @@ from qdraft.llama.native import build_id, library_version
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.llama.repack_probe import _run_child, ask
+from qdraft.llama.spec import PairSpec
 from qdraft.llama.vocab import require_same_vocab
 from qdraft.session.pair import Pair
 
@@ -181,13 +182,13 @@ class TestRecurrent:
     def test_refused_as_a_pair(self, tmp_path: Path) -> None:
         path = tiny.mamba(tmp_path / "mamba.gguf")
         with pytest.raises(PairError, match=r"mamba.gguf is recurrent or hybrid") as caught:
-            Pair(path, path)
+            Pair(PairSpec.of(path, path))
         assert caught.value.hint is not None
         assert "--no-draft" in caught.value.hint
 
     def test_alone(self, tmp_path: Path) -> None:
         greedy, few = SamplingParams(temperature=0), DecodeParams(n_predict=8)
-        with Pair(tiny.mamba(tmp_path / "mamba.gguf")) as alone:
+        with Pair(PairSpec.of(tiny.mamba(tmp_path / "mamba.gguf"))) as alone:
             texts = [alone.generate("abc", greedy, few) for _ in range(2)]
             assert texts[0].read() == texts[1].read()
             assert texts[0].tokens == texts[1].tokens
@@ -208,7 +209,7 @@ class TestWindows:
         other = tiny.windowed(tmp_path / "other.gguf", seed=2)  # nearly always wrong
         greedy = SamplingParams(temperature=0, logit_bias={1: -np.inf})
         params = EngineParams(n_ctx=512, n_threads=1)
-        with Pair(target, other, params, share_kv=share_kv) as pair:
+        with Pair(PairSpec.of(target, other, params, share_kv=share_kv)) as pair:
             texts = [
                 pair.generate(self.PROMPT, greedy, DecodeParams(n_predict=120, **how), raw=True)
                 for how in ({"draft_policy": "fixed", "n_draft": 4}, {"n_draft": 0})
@@ -227,7 +228,7 @@ class TestWindows:
         plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias={1: -np.inf})
         fixed = DecodeParams(n_predict=200, draft_policy="fixed", n_draft=4, seed=1)
         params = EngineParams(n_ctx=512, n_threads=1)
-        with Pair(path, path, params, share_kv=share_kv) as pair:
+        with Pair(PairSpec.of(path, path, params, share_kv=share_kv)) as pair:
             text = pair.generate(self.PROMPT, plain, fixed, raw=True)
             text.read()
             assert text.summary.alpha is not None
@@ -240,7 +241,7 @@ def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCapture
     https://github.com/JustVugg/colibri/issues/8
     """
     path = tiny.mixture(tmp_path / "moe.gguf")
-    with Pair(path, path) as pair:
+    with Pair(PairSpec.of(path, path)) as pair:
         assert pair.target_engine.n_ctx == 256
     assert "moe.gguf is a mixture of experts (2 of 4 a token)" in caplog.text
 

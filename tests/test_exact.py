@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qdraft import DecodeParams, EngineParams, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.render.summary import _exact
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import DEPTHS, Exactness, probe_exactness
@@ -108,7 +108,7 @@ def test_one_sentence_says_what_exact_does() -> None:
 def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
     """A quantized target with a q8_0 cache: rows of small batches are exact on most CPUs."""
     params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
-    with Pair(source_file, smollm2[1], params) as pair:
+    with Pair(PairSpec.of(source_file, smollm2[1], params)) as pair:
         yield pair
 
 
@@ -136,7 +136,7 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
 
 @pytest.mark.real
 def test_without_exact_batches_the_target_runs_alone(exact_pair: Pair, smollm2: tuple[Path, Path]):
-    with Pair(*smollm2, EngineParams(n_ctx=1024)) as pair:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=1024))) as pair:
         path = machine.store_path("exact", pair._target_facts, "8 1024")
         machine.save_exactness(path, Exactness(0, 24, 0.05))  # as on a CPU where F16 has none
         text = pair.generate("Hi", GREEDY, DecodeParams(n_predict=24, exact=True))

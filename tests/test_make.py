@@ -16,7 +16,7 @@ import tiny
 from fakes import Clock, engine
 from invoke import qdraft as invoke
 
-from qdraft import EngineParams, Pair, SamplingParams
+from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.make import beside, parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
 from qdraft.errors import UsageError
@@ -220,7 +220,7 @@ def test_a_template_that_refuses_is_left_out(
     smollm2: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse = "{{ raise_exception('only tools') }}"
-    with Pair(smollm2[0], params=EngineParams(n_ctx=128), template=refuse) as pair:
+    with Pair(PairSpec.of(smollm2[0], params=EngineParams(n_ctx=128), template=refuse)) as pair:
         ((n_prompt, tokens),) = write_texts(pair, ["Hello"], 5, SamplingParams())
     assert len(tokens) > n_prompt
     assert "texts are written without the template" in caplog.text

@@ -15,10 +15,11 @@ from qdraft.cli.options import parse_size
 from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header
 from qdraft.llama.params import EngineParams
+from qdraft.llama.spec import PairSpec
 from qdraft.placement.needs import needs, weights_by_layer
 from qdraft.placement.plan import Given, make_plan
-from qdraft.session.compare_loaded import Row, verify
-from qdraft.session.fitting import open_fitting
+from qdraft.session.compare_loaded import MemoryRow, compare_loaded
+from qdraft.session.opening import open_spec
 
 
 def test_sizes() -> None:
@@ -63,7 +64,7 @@ class TestOnTheCpu:
         https://github.com/ollama/ollama/issues/17951
         """
         params = EngineParams(n_ctx=512)
-        rows = verify(make_plan(*smollm2, params, params))
+        rows = compare_loaded(make_plan(PairSpec.of(*smollm2, params).models))
         assert {(row.model, row.kind) for row in rows} >= {
             (model, kind) for model in ("target", "draft") for kind in ("weights", "kv", "compute")
         }
@@ -72,7 +73,7 @@ class TestOnTheCpu:
     def test_a_device_that_is_not_here(self, smollm2: tuple[Path, Path]) -> None:
         params = EngineParams(n_ctx=512)
         plans = [
-            make_plan(*smollm2, params, params, Given(sizes=(size,)))
+            make_plan(PairSpec.of(*smollm2, params).models, Given(sizes=(size,)))
             for size in (0, 260_000_000, 2**30)
         ]
         layers = [(p.uses[0].target.n_layers, p.uses[0].draft.n_layers) for p in plans]
@@ -102,7 +103,7 @@ class TestOnTheCpu:
         """The target as its own draft is too large; a type of some bits would fit beside it."""
         target = smollm2[0]
         params = EngineParams(n_ctx=512)
-        plan = make_plan(target, target, params, params, Given(sizes=(480_000_000,)))
+        plan = make_plan(PairSpec.of(target, target, params).models, Given(sizes=(480_000_000,)))
         assert plan.smaller_draft is not None
         assert plan.smaller_draft[1] < 150_000_000
 
@@ -123,20 +124,20 @@ class TestOnTheCpu:
         assert "0.0 %" in verified.stdout
 
     def test_without_devices_a_pair_is_opened_as_ever(self, smollm2: tuple[Path, Path]) -> None:
-        with open_fitting(*smollm2, EngineParams(n_ctx=256)) as pair:
+        with open_spec(PairSpec.of(*smollm2, EngineParams(n_ctx=256))) as pair:
             assert [placed.n_offloaded for placed in pair.placed] == [0, 0]
             assert pair.kv.shared
 
 
 def test_how_far_a_plan_is_off() -> None:
-    assert Row("d", "target", "kv", 100, 100).off == 0
-    assert Row("d", "target", "kv", 94, 100).off == pytest.approx(0.06)
-    assert not Row("d", "target", "kv", 94, 100).agrees
+    assert MemoryRow("d", "target", "kv", 100, 100).off == 0
+    assert MemoryRow("d", "target", "kv", 94, 100).off == pytest.approx(0.06)
+    assert not MemoryRow("d", "target", "kv", 94, 100).agrees
     # Of a mapping the stretch of the file is compared, not what is read of it.
-    assert Row("CPU", "target", "weights", 60, 100, span=100).agrees
-    assert not Row("CPU", "target", "weights", 100, 100, span=60).agrees
+    assert MemoryRow("CPU", "target", "weights", 60, 100, span=100).agrees
+    assert not MemoryRow("CPU", "target", "weights", 100, 100, span=60).agrees
     # Repacked weights are copies: at least those, at most everything that was told.
-    assert Row("CPU", "draft", "weights", 60, 100, span=60, repacked=40).agrees
-    assert not Row("CPU", "draft", "weights", 30, 100, span=60, repacked=40).agrees
-    assert not Row("CPU", "draft", "weights", 120, 100, span=60, repacked=40).agrees
-    assert not Row("d", "target", "kv", 5, 0).agrees
+    assert MemoryRow("CPU", "draft", "weights", 60, 100, span=60, repacked=40).agrees
+    assert not MemoryRow("CPU", "draft", "weights", 30, 100, span=60, repacked=40).agrees
+    assert not MemoryRow("CPU", "draft", "weights", 120, 100, span=60, repacked=40).agrees
+    assert not MemoryRow("d", "target", "kv", 5, 0).agrees

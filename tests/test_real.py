@@ -11,7 +11,7 @@ import pytest
 from fakes import CascadeAlone
 
 import qdraft
-from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, SamplingParams
+from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, PairSpec, SamplingParams
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.policy.costs import ENOUGH
 from qdraft.errors import EngineError, ModelFileError, UsageError
@@ -41,13 +41,13 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
     """The Q4_1 file as target, whose logits are bit-identical at small widths on most CPUs."""
-    with Pair(source_file, smollm2[1], EngineParams(n_ctx=1024)) as pair:
+    with Pair(PairSpec.of(source_file, smollm2[1], EngineParams(n_ctx=1024))) as pair:
         yield pair
 
 
 @pytest.fixture(scope="module")
 def pair(smollm2: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair(*smollm2, EngineParams(n_ctx=1024)) as opened:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=1024))) as opened:
         yield opened
 
 
@@ -55,7 +55,9 @@ def pair(smollm2: tuple[Path, Path]) -> Iterator[Pair]:
 def self_pair(source_file: Path) -> Iterator[Pair]:
     # One thread: with more, llama.cpp splits the attention of a single row over the threads
     # once the cache passes 256 cells, and a row alone differs from the same row in a batch.
-    with Pair(source_file, source_file, EngineParams(n_ctx=1024, n_threads=1)) as opened:
+    with Pair(
+        PairSpec.of(source_file, source_file, EngineParams(n_ctx=1024, n_threads=1))
+    ) as opened:
         yield opened
 
 
@@ -145,7 +147,7 @@ def test_chunks_equal_the_whole(pair: Pair) -> None:
 
 
 def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Path]) -> None:
-    with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as opened:
         text = opened.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=60))
         text.read()
         assert text.check().explained
@@ -153,7 +155,7 @@ def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Pa
         assert opened.costs.complete
         assert text.summary.verdict
         learned = opened.costs.medians(ENOUGH)
-    with Pair(*smollm2, EngineParams(n_ctx=512)) as again:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as again:
         assert again.costs.medians() == learned
 
 
@@ -179,7 +181,7 @@ def test_a_prompt_longer_than_the_batch(smollm2: tuple[Path, Path]) -> None:
     https://github.com/ggml-org/llama.cpp/issues/10670
     """
     prompt = "The quick brown fox jumps over the lazy dog. " * 60
-    with Pair(*smollm2, EngineParams(n_ctx=1024, n_batch=64, n_ubatch=32)) as small:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=1024, n_batch=64, n_ubatch=32))) as small:
         text = small.generate(prompt, GREEDY, fixed(n_predict=24), raw=True)
         text.read()
         assert len(text.prompt) > 500
@@ -189,7 +191,7 @@ def test_a_prompt_longer_than_the_batch(smollm2: tuple[Path, Path]) -> None:
 
 
 def test_context_full(smollm2: tuple[Path, Path]) -> None:
-    with Pair(*smollm2, EngineParams(n_ctx=64)) as small:
+    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=64))) as small:
         endless = SamplingParams(temperature=0, logit_bias=ENDLESS)
         text = small.generate(PROMPTS[2], endless)
         text.read()
@@ -208,7 +210,7 @@ def test_a_draft_that_does_not_load_is_an_error(smollm2: tuple[Path, Path], tmp_
     half = tmp_path / "half.gguf"
     half.write_bytes(smollm2[1].read_bytes()[:1_000_000])
     with pytest.raises(ModelFileError, match=r"half.gguf is (a damaged GGUF|cut off)"):
-        Pair(smollm2[0], half)
+        Pair(PairSpec.of(smollm2[0], half))
 
 
 def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
@@ -239,7 +241,7 @@ def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
         pytest.skip("this build has a GPU")
     for params in (EngineParams(n_gpu_layers=3), EngineParams(tensor_split=(1.0,))):
         with pytest.raises(UsageError, match="has no device for them"):
-            Pair(source_file, None, params)
+            Pair(PairSpec.of(source_file, None, params))
 
 
 def test_one_text_at_a_time(pair: Pair) -> None:
@@ -272,7 +274,7 @@ def test_leaving_a_text_early_frees_the_pair(pair: Pair) -> None:
 
 
 def test_closing_in_the_middle_ends_the_text(smollm2: tuple[Path, Path]) -> None:
-    opened = Pair(*smollm2, EngineParams(n_ctx=256))
+    opened = Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=256)))
     text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=60))
     chunks = iter(text)
     for _ in range(12):
@@ -285,7 +287,7 @@ def test_closing_in_the_middle_ends_the_text(smollm2: tuple[Path, Path]) -> None
 
 def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> None:
     for _ in range(3):
-        opened = Pair(*smollm2, EngineParams(n_ctx=256))
+        opened = Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=256)))
         text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=40))
         chunks = iter(text)
         started = threading.Event()
@@ -327,7 +329,7 @@ class TestSharedKv:
     def test_sharing_is_proven_and_raises_acceptance(self, smollm2: tuple[Path, Path]) -> None:
         alpha = {}
         for share in ("off", "auto"):
-            with Pair(*smollm2, EngineParams(n_ctx=512), share_kv=share) as opened:
+            with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512), share_kv=share)) as opened:
                 assert opened.kv.shared == (share == "auto")
                 accepted = tested = 0
                 for prompt in PROMPTS:
@@ -340,7 +342,7 @@ class TestSharedKv:
         assert alpha["auto"] > alpha["off"]
 
     def test_the_copied_cells_are_the_targets_bit_for_bit(self, smollm2: tuple[Path, Path]) -> None:
-        with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
+        with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as opened:
             text = opened.generate(PROMPTS[0], PLAIN, fixed(n_predict=60, seed=2))
             text.read()
             courier, draft = opened.courier, opened.draft_engine
@@ -355,27 +357,27 @@ class TestSharedKv:
 
     def test_caches_of_other_types_keep_their_own(self, smollm2: tuple[Path, Path]) -> None:
         other = EngineParams(n_ctx=512, cache_type_k="q8_0", cache_type_v="q8_0")
-        with Pair(*smollm2, EngineParams(n_ctx=512), draft_params=other) as opened:
+        with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512), draft_params=other)) as opened:
             assert not opened.kv.shared
             assert "does not take the target's KV cells" in opened.kv.reason
             assert opened.generate(PROMPTS[1], GREEDY, fixed(n_predict=20)).read()
         with pytest.raises(qdraft.PairError, match="cannot be shared"):
-            Pair(*smollm2, EngineParams(n_ctx=512), draft_params=other, share_kv="on")
+            Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512), draft_params=other, share_kv="on"))
 
     def test_another_model_of_the_same_cache_shape_is_refused(
         self, smollm2: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = iter([("llama", "576"), ("llama", "512")])
         monkeypatch.setattr(LlamaModel, "shape", property(lambda self: next(other)))
-        with Pair(*smollm2, EngineParams(n_ctx=512)) as opened:
+        with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as opened:
             assert opened.kv.reason == "target and draft are different models"
 
     def test_sharing_on_demand_needs_a_draft(self, smollm2: tuple[Path, Path]) -> None:
         with pytest.raises(qdraft.PairError, match="no draft"):
-            Pair(smollm2[0], share_kv="on")
+            Pair(PairSpec.of(smollm2[0], share_kv="on"))
 
     def test_without_flash_attention_there_is_a_reason(self, smollm2: tuple[Path, Path]) -> None:
-        with Pair(*smollm2, EngineParams(n_ctx=512, flash_attn="off")) as opened:
+        with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512, flash_attn="off"))) as opened:
             assert opened.kv.reason == "flash attention is off"
 
     def test_a_draft_with_a_smaller_context(self, smollm2: tuple[Path, Path]) -> None:
@@ -384,7 +386,7 @@ class TestSharedKv:
         https://github.com/ggml-org/llama.cpp/issues/22554
         """
         params = EngineParams(n_ctx=512)
-        with Pair(*smollm2, params, draft_params=EngineParams(n_ctx=64)) as opened:
+        with Pair(PairSpec.of(*smollm2, params, draft_params=EngineParams(n_ctx=64))) as opened:
             endless = SamplingParams(temperature=0, logit_bias=ENDLESS)
             text = opened.generate(PROMPTS[2], endless, fixed(n_predict=100))
             text.read()
@@ -410,7 +412,7 @@ class TestRepetitions:
         alone: bool,
     ) -> None:
         params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
-        with Pair(source_file, smollm2[1], params, share_kv=share_kv) as opened:
+        with Pair(PairSpec.of(source_file, smollm2[1], params, share_kv=share_kv)) as opened:
             plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, n_draft=0))
             plain.read()
             assert opened.draft_engine is not None
@@ -429,7 +431,7 @@ class TestRepetitions:
 
 
 def test_a_closed_pair_says_so(source_file: Path) -> None:
-    opened = Pair(source_file)
+    opened = Pair(PairSpec.of(source_file))
     opened.close()
     opened.close()
     with pytest.raises(EngineError, match="closed"):

@@ -10,12 +10,13 @@ from pathlib import Path
 from qdraft.errors import UsageError
 from qdraft.host import default_threads, overload
 from qdraft.llama.params import EngineParams
+from qdraft.llama.spec import SHARE_KV, PairSpec
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
 from qdraft.pairs.registry import Entry
 from qdraft.render.progress import Bars
-from qdraft.session.fitting import open_fitting
-from qdraft.session.pair import SHARE_KV, Pair
+from qdraft.session.opening import open_spec
+from qdraft.session.pair import Pair
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +86,16 @@ def open_models(
     with Bars(quiet=quiet) as bars:
         entry = entry_of(models)
         target, draft = files_of(models, entry, engine.n_threads, bars)
-        return open_fitting(
-            target,
-            draft,
-            engine,
-            draft_params=draft_engine,
-            servers=servers,
-            keep_draft=keep_draft,
-            share_kv=models.share_kv,
-            template=registry.read_template(entry),
-            progress=bars.loading,
+        return open_spec(
+            PairSpec.of(
+                target,
+                draft,
+                engine,
+                draft_params=draft_engine,
+                servers=tuple(servers),
+                keep_draft=keep_draft,
+                share_kv=models.share_kv,
+                template=registry.read_template(entry),
+            ),
+            bars.step,
         )

@@ -11,12 +11,13 @@ from qdraft.cli.machine_options import Machine, takes_machine
 from qdraft.cli.opening import Models, entry_of, files_of
 from qdraft.errors import UsageError
 from qdraft.llama.rpc import connect
+from qdraft.llama.spec import PairSpec
 from qdraft.placement.plan import ALPHA, DEVICE_SPEED, Given, make_plan
 from qdraft.render.console import show_json, table_console
 from qdraft.render.plan import plan_report, plan_view, verified_view
 from qdraft.render.progress import Bars
-from qdraft.session.compare_loaded import verify
-from qdraft.session.fitting import local
+from qdraft.session.compare_loaded import compare_loaded
+from qdraft.session.opening import keep_draft_local
 
 _PLAN = "Plan"
 
@@ -77,10 +78,11 @@ def plan(
     connect(machine.servers)
     with Bars(quiet=quiet) as bars:
         files = files_of(models, entry_of(models), machine.threads, bars)
-        made = make_plan(*files, of_target, local(of_target, of_draft), given)
+        spec = PairSpec.of(*files, of_target, of_draft)
+        made = make_plan(keep_draft_local(spec.models), given)
         if verify_it and made.estimated:
             raise UsageError("--verify loads the pair: not for devices that are not here")
-        rows = verify(made, bars.loading) if verify_it else None
+        rows = compare_loaded(made, bars.step) if verify_it else None
     if as_json:
         show_json(plan_report(made, rows))
     else:

@@ -13,9 +13,9 @@ from qdraft.cli import study_options as study
 from qdraft.cli.studies import Shown, show_study
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
+from qdraft.llama.spec import SHARE_KV
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
-from qdraft.session.pair import SHARE_KV
 from qdraft.study.recording import load
 from qdraft.study.replay import synthetic
 from qdraft.study.tune import costs_of, replay_ways, ways

@@ -17,12 +17,13 @@ from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.params import EngineParams
 from qdraft.llama.rpc import connect
+from qdraft.llama.spec import PairSpec
 from qdraft.pairs import editing as file_of_models
 from qdraft.pairs import registry
 from qdraft.pairs.registry import Entry
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
-from qdraft.session.fitting import open_fitting
+from qdraft.session.opening import open_spec
 from qdraft.session.pair import Pair
 from qdraft.study.prompts import KINDS, Task, built_in
 from qdraft.study.recording import Recording, save
@@ -159,10 +160,10 @@ class Work:
     def _open(self, draft: Path, params: EngineParams) -> Pair:
         threads = (params.n_threads, params.n_threads_batch)
         draft_params = replace(self.draft_params, n_threads=threads[0], n_threads_batch=threads[1])
-        return open_fitting(
+        return open_spec(PairSpec.of(
             self.target, draft, params, draft_params=draft_params, share_kv=self.share_kv,
-            template=self.template, keep_draft=True, progress=self.bars.loading,
-        )  # fmt: skip
+            template=self.template, keep_draft=True
+        ), self.bars.step)  # fmt: skip
 
     def try_settings(self, found: Recorded) -> list[Setting]:
         alpha = found.tried[0].replayed.alpha or 0.0

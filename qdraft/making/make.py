@@ -17,11 +17,12 @@ from qdraft.llama.context import LlamaModel
 from qdraft.llama.imatrix import collect
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Quantized, Recipe, plan, quantize
+from qdraft.llama.spec import ModelSpec, PairSpec
 from qdraft.making.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.making.overlap import Overlap, overlap
 from qdraft.making.try_recipes import Rung, recipes, try_recipes
 from qdraft.pairs.packages import Progress
-from qdraft.session.fitting import fitted, open_fitting
+from qdraft.session.opening import fit, open_spec
 
 # Held out: none of these stands in the calibration text.
 _PROMPTS = (
@@ -72,14 +73,14 @@ def make_matrix(
     target writes itself. Raises UsageError for a text of less than one chunk.
     """
     params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
-    with open_fitting(target, None, params) as pair:
+    with open_spec(PairSpec.of(target, None, params)) as pair:
         vocab = pair.target_engine.vocab
         texts = [vocab.tokenize(built_in_text() if text is None else text)]
         step = _step(progress, "writing calibration text")
         written = write_texts(pair, PROMPTS, n_written, SamplingParams(), step)
         texts += [tokens for _, tokens in written]
         chunks = to_chunks(texts, vocab.chunk_bos)
-    params = fitted(target, params)
+    params = fit(ModelSpec(target, params)).params
     model = LlamaModel(target, params)
     try:
         what = "collecting the importance matrix"
@@ -117,7 +118,7 @@ def make_draft(
     )
     params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
     if not n_places:
-        with open_fitting(target, path, params, keep_draft=True):
+        with open_spec(PairSpec.of(target, path, params, keep_draft=True)):
             return Made(made, recipe.imatrix, None, None)
     texts = held_out(target, params, n_places, progress)
     quality = measure(target, path, params, texts, progress)
@@ -165,7 +166,7 @@ def measure(
 ) -> Quality:
     """How well ``draft`` stands in for ``target`` over ``texts``, as ``overlap`` takes them."""
     step = _step(progress, f"measuring {draft.name}")
-    with open_fitting(target, draft, params, keep_draft=True) as pair:
+    with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
         shared = overlap(*engines, texts, pair.courier.copy, step) if pair.courier else None
@@ -177,7 +178,7 @@ def held_out(
 ) -> list[tuple[int, list[int]]]:
     """Texts that the target writes at temperature 1, and how much of each is prompt."""
     plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
-    with open_fitting(target, None, params) as pair:
+    with open_spec(PairSpec.of(target, None, params)) as pair:
         step = _step(progress, "writing held-out text")
         return write_texts(pair, _PROMPTS, n_places, plain, step)
 

@@ -13,9 +13,10 @@ from qdraft.decoding.policy.model import best_n_draft
 from qdraft.errors import QDraftError
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, quantize
+from qdraft.llama.spec import PairSpec
 from qdraft.making.overlap import Overlap, overlap
 from qdraft.pairs.packages import Progress
-from qdraft.session.fitting import open_fitting
+from qdraft.session.opening import open_spec
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def try_recipes(
         path = folder / f"try-{i}.gguf"
         try:
             made = quantize(target, path, recipe, threads=threads)
-            with open_fitting(target, path, params, keep_draft=True) as pair:
+            with open_spec(PairSpec.of(target, path, params, keep_draft=True)) as pair:
                 assert pair.draft_engine
                 engines = (pair.target_engine, pair.draft_engine)
                 copy = pair.courier.copy if pair.courier else None

@@ -1,7 +1,8 @@
-"""Which layers of target and draft go on which device, when not all fit.
+"""Choose which layers of target and draft go on which device if not all fit.
 
-A token's time is that of reading the weights that it needs: bytes over the speed of the memory
-that they are in. What is not measured before anything is loaded is assumed, and said to be.
+The model of time: a token takes as long as reading its weights, that is their bytes over the speed
+of the memory that holds them. Nothing is measured before loading, so the speeds are assumptions,
+and the plan lists them.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from qdraft.decoding.policy.model import best_n_draft
 from qdraft.decoding.records import DecodeParams
 from qdraft.llama.placed import Share
 
-# A further row of a verify batch, as a share of the time of one: weights are read once for all of
-# them, and a CPU soon has to compute for longer than it reads.
+# The extra time of one more row in a verify batch, as a share of the time of one row. The weights
+# are read once for all rows, but a CPU soon computes for longer than it reads.
 _ROW_ON_CPU = 0.10
 _ROW_ON_DEVICE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that one model needs, with a context of ``n_ctx`` tokens.
+    """Bytes that one model needs with a context of ``n_ctx`` tokens.
 
-    ``weights`` and ``kv`` go by layer; one more entry is the output, which is the embedding's own
-    matrix where ``tied``. ``compute`` is the working memory on each device that has a layer, and
-    grows by ``compute_per_token`` of context. ``input`` always stays with the CPU, as do
-    ``kv_on_cpu`` bytes of cache.
+    ``weights`` and ``kv`` have one entry per layer and a last one for the output, which is the
+    embedding matrix itself if ``tied``. Each device with a layer needs ``compute`` bytes of compute
+    buffers, which grow by ``compute_per_token`` bytes per token of context. ``input`` bytes of
+    weights and ``kv_on_cpu`` bytes of cache always stay with the CPU.
     """
 
     n_ctx: int
@@ -40,18 +41,18 @@ class Needs:
 
     @property
     def n_layers(self) -> int:
-        """All that can be moved: the layers, and the output."""
+        """The number of parts that can be moved: the layers and the output."""
         return len(self.weights)
 
     def at(self, n_ctx: int) -> Needs:
-        """The same with another context: caches grow with it."""
+        """The needs with another context size."""
         kv = tuple(round(size * n_ctx / self.n_ctx) for size in self.kv)
         on_cpu = round(self.kv_on_cpu * n_ctx / self.n_ctx)
         compute = round(self.compute + self.compute_per_token * (n_ctx - self.n_ctx))
         return replace(self, n_ctx=n_ctx, kv=kv, kv_on_cpu=on_cpu, compute=max(0, compute))
 
     def scaled(self, factor: float) -> Needs:
-        """The same model in another type, whose weights are so many times as large."""
+        """The needs of the same model in a type whose weights are ``factor`` times as large."""
         weights = tuple(round(factor * size) for size in self.weights)
         return replace(self, weights=weights, input=round(factor * self.input))
 
@@ -62,7 +63,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A device: the bytes that may be used, its memory's speed over the CPU's, and who may."""
+    """A device: its usable bytes, its memory's speed over the CPU's, and the models it may hold."""
 
     n_bytes: int
     speed: float
@@ -70,16 +71,16 @@ class Room:
     for_draft: bool = True
 
 
-Counts = tuple[int, ...]  # layers on each room
+Counts = tuple[int, ...]  # layers in each room
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Layers on each room, for target and draft; None for a draft that is left out.
+class PlacementChoice:
+    """The number of target and draft layers in each room; ``draft`` None leaves the draft out.
 
-    ``speed`` is what is expected over the target on the CPU alone, ``n_draft`` the draft length
-    that brings it, ``c`` the time of a draft token over that of a target token. ``fits`` is False
-    where layers were asked for that no room has a place for.
+    ``speed`` is the expected speed-up over the target on the CPU alone, ``n_draft`` the draft
+    length that gives it, and ``c`` the time of a draft token over that of a target token. ``fits``
+    is False if the user asked for layers that do not fit.
     """
 
     target: Counts
@@ -93,11 +94,11 @@ class Choice:
 def lay_out(
     needs: Needs, n: int, rooms: Sequence[int], forced: Sequence[bool] = ()
 ) -> Counts | None:
-    """How many of the last ``n`` layers go on each room, the last room filled first.
+    """How many of the last ``n`` layers go in each room; the last room is filled first.
 
-    llama.cpp moves the last layers first, the output before all, and lays them out over the
-    devices in order. ``rooms`` are bytes. None where they do not fit, unless ``forced`` tells
-    which of them take layers all the same: then what does not fit goes on the first of those.
+    llama.cpp moves the output first, then the last layers, and spreads them over the devices in
+    order. ``rooms`` are bytes. Returns None if the layers do not fit, unless ``forced`` marks rooms
+    that must take them: then the rest goes in the first of these.
     """
     counts = [0] * len(rooms)
     end = needs.n_layers
@@ -110,14 +111,14 @@ def lay_out(
             end -= 1
     if end > first and any(forced):
         place = list(forced).index(True)
-        # Layers lie in order: those before it move on to it as well.
+        # Layers lie in order: those in rooms before this one move here as well.
         counts[: place + 1] = [0] * place + [sum(counts[: place + 1]) + end - first]
         end = first
     return tuple(counts) if end == first else None
 
 
 def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
-    """What each room holds with these layers on it, and the CPU at the end."""
+    """The share of each room with these layers in it; the CPU's share is last."""
     start = needs.n_layers - sum(counts)
     copied = needs.weights[-1] if needs.tied and start == needs.n_layers else 0
     weights = needs.input + sum(needs.weights[:start]) - copied
@@ -133,7 +134,7 @@ def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
 
 
 def read_times(needs: Needs, counts: Sequence[int], rooms: Sequence[Room]) -> tuple[float, float]:
-    """Time to read a token's weights, on the CPU and on devices; a byte of the CPU's takes 1."""
+    """The time to read a token's weights on the CPU and on devices; a byte on the CPU takes 1."""
     start = needs.n_layers - sum(counts)
     on_cpu = float(sum(needs.weights[:start]))
     on_devices = 0.0
@@ -151,73 +152,84 @@ def choose(
     *,
     n_target: int | None = None,
     n_draft: int | None = None,
-) -> list[Choice]:
-    """The best placement with the draft (if there is one) and the best of the target alone.
+) -> list[PlacementChoice]:
+    """The best placement with the draft, if there is one, and the best of the target alone.
 
-    The better one first; empty where there is no room at all. ``n_target`` and ``n_draft`` are
-    numbers of layers that are laid out whether they fit or not; None is any that fits. For each
-    number of target layers the draft gets as many as still fit, and the other way round where the
-    draft may go to fewer rooms. It is left out where all its place went to the target and it is not
-    expected to pay from the CPU; a draft that only does not pay is kept: the loop sees that by
-    itself.
+    The better one comes first; the list is empty if nothing has room. ``n_target`` and ``n_draft``
+    are numbers of layers that go on devices whether they fit or not; None leaves the number free.
+    For each number of target layers the draft gets as many as still fit. The other way round is
+    tried too, because the draft may be limited to fewer rooms.
+
+    The draft is left out if the target took all of its memory and drafting from the CPU is not
+    expected to pay. A draft that merely does not pay stays: the loop finds that out by itself.
     """
-    whole = sum(target.weights)
-    sizes = [room.n_bytes if room.for_target else 0 for room in rooms]
-    draft_sizes = [room.n_bytes if room.for_draft else 0 for room in rooms]
-    for_target = [room.for_target for room in rooms]
-    for_draft = [room.for_draft for room in rooms]
-    first = _most(draft, draft_sizes, n_draft, for_draft) if draft else None
-    alone: list[Choice] = []
-    both: list[Choice] = []
-    for n in range(target.n_layers + 1) if n_target is None else (n_target,):
-        forced = for_target if n_target is not None else ()
-        counts = lay_out(target, n, sizes, forced)
-        if counts is not None:
-            speed = whole / sum(read_times(target, counts, rooms))
-            fits = fits_in(sizes, shares_of(target, counts))
-            alone.append(Choice(counts, None, speed, fits=fits))
-        if draft is None:
-            continue
+    forced = [room.for_target for room in rooms] if n_target is not None else []
+    layouts = [
+        (n, lay_out(target, n, _sizes_for_target(rooms), forced))
+        for n in (range(target.n_layers + 1) if n_target is None else (n_target,))
+    ]
+    alone = [_choice_alone(target, counts, rooms) for _, counts in layouts if counts is not None]
+    best = _best(alone)
+    if draft is None:
+        return best
+    first = _most(draft, rooms, n_draft)
+    both: list[PlacementChoice] = []
+    for n, counts in layouts:
         pairs: list[tuple[Counts | None, Counts | None]] = []
-        if counts is not None:
-            left = _left(draft_sizes, shares_of(target, counts))
-            pairs.append((counts, _most(draft, left, n_draft, for_draft)))
-        if first is not None:
-            beside = lay_out(target, n, _left(sizes, shares_of(draft, first)), forced)
-            pairs.append((beside, first))
+        if counts is not None:  # the target first
+            pairs.append((counts, _most(draft, rooms, n_draft, shares_of(target, counts))))
+        if first is not None:  # the draft first
+            left = _left(_sizes_for_target(rooms), shares_of(draft, first))
+            pairs.append((lay_out(target, n, left, forced), first))
         both += [
-            _choice(target, draft, of_target, of_draft, rooms, alpha)
+            _choice_of_both(target, draft, of_target, of_draft, rooms, alpha)
             for of_target, of_draft in pairs
             if of_target is not None and of_draft is not None
         ]
-    best = [max(kind, key=lambda one: (one.fits, one.speed)) for kind in (both, alone) if kind]
-    if draft is not None and both and best[0].n_draft == 0 and n_draft is None:
-        could_be = sum(first or ())
-        if could_be and not sum(best[0].draft or ()):
-            best.reverse()  # the target took its place, and from the CPU it is no use
+    best = _best(both) + best
+    if both and best[0].n_draft == 0 and n_draft is None:
+        has_room = sum(first or ()) > 0
+        if has_room and not sum(best[0].draft or ()):
+            best.reverse()  # the target took the draft's memory, and from the CPU it cannot pay
     return best
 
 
+def _best(choices: Sequence[PlacementChoice]) -> list[PlacementChoice]:
+    """The fastest choice that fits, or the fastest of those that do not; empty if none is given."""
+    return [max(choices, key=lambda choice: (choice.fits, choice.speed))] if choices else []
+
+
+def _sizes_for_target(rooms: Sequence[Room]) -> list[int]:
+    return [room.n_bytes if room.for_target else 0 for room in rooms]
+
+
 def _left(sizes: Sequence[int], taken: Sequence[Share]) -> list[int]:
-    """What is left of rooms; the CPU is not one of them."""
+    """The bytes left in each room; ``sizes`` does not include the CPU."""
     return [max(0, size - share.total) for size, share in zip(sizes, taken, strict=False)]
 
 
 def fits_in(sizes: Sequence[int], *models: Sequence[Share]) -> bool:
-    """Is there room for the shares of all models? ``sizes`` may leave the CPU out."""
+    """Do the shares of all models fit? ``sizes`` may leave the CPU out."""
     taken = [sum(share.total for share in of_room) for of_room in zip(*models, strict=True)]
     return all(size <= room for size, room in zip(taken, sizes, strict=False))
 
 
-def _choice(
+def _choice_alone(target: Needs, counts: Counts, rooms: Sequence[Room]) -> PlacementChoice:
+    """This placement of the target, without a draft."""
+    speed = sum(target.weights) / sum(read_times(target, counts, rooms))
+    fits = fits_in(_sizes_for_target(rooms), shares_of(target, counts))
+    return PlacementChoice(counts, None, speed, fits=fits)
+
+
+def _choice_of_both(
     target: Needs,
     draft: Needs,
     counts: Counts,
     of_draft: Counts,
     rooms: Sequence[Room],
     alpha: float,
-) -> Choice:
-    """What this placement of both is expected to bring, with the best draft length."""
+) -> PlacementChoice:
+    """This placement of both models, with the best draft length."""
     on_cpu, on_devices = read_times(target, counts, rooms)
     token = on_cpu + on_devices
     c = sum(read_times(draft, of_draft, rooms)) / token
@@ -226,13 +238,16 @@ def _choice(
     k, gain = best_n_draft(alpha, c, {k + 1: 1 + row * k for k in range(1, most + 1)})
     sizes = [room.n_bytes for room in rooms]
     fits = fits_in(sizes, shares_of(target, counts), shares_of(draft, of_draft))
-    return Choice(counts, of_draft, gain * sum(target.weights) / token, k, c, fits)
+    return PlacementChoice(counts, of_draft, gain * sum(target.weights) / token, k, c, fits)
 
 
 def _most(
-    needs: Needs, left: Sequence[int], n: int | None, allowed: Sequence[bool]
+    needs: Needs, rooms: Sequence[Room], n: int | None, taken: Sequence[Share] = ()
 ) -> Counts | None:
-    """The most layers of a draft that fit what is left; just ``n``, fit or not, where given."""
+    """The most layers of a draft that fit beside ``taken``; with ``n``, that many in any case."""
+    allowed = [room.for_draft for room in rooms]
+    sizes = [room.n_bytes if room.for_draft else 0 for room in rooms]
+    left = _left(sizes, taken) if taken else sizes
     if n is not None:
         return lay_out(needs, n, left, allowed)
     for n_layers in range(needs.n_layers, -1, -1):
@@ -245,9 +260,9 @@ def _most(
 def largest_context(
     models: Sequence[tuple[Needs, Counts]], rooms: Sequence[int], n_most: int
 ) -> int:
-    """The largest context, in steps of 256 tokens up to ``n_most``, that fits these layers.
+    """The largest context that fits with these layers: a multiple of 256, at most ``n_most``.
 
-    ``rooms`` are bytes, the CPU's last.
+    ``rooms`` are bytes; the CPU's are last.
     """
     low, high = 0, max(0, n_most // 256)
     while low < high:

@@ -1,4 +1,4 @@
-"""What a model would take in memory, from llama.cpp itself, without loading its weights."""
+"""Ask llama.cpp how much memory a model needs, without loading its weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CACHE = re.compile(r"(?:kv_cache|memory_recurrent)\w*: +size = +([\d.]+) MiB")
 
 
 def needs(path: Path, params: EngineParams) -> Needs:
-    """The bytes that a model needs by layer, as these params have it loaded.
+    """The bytes that a model needs, layer by layer, if it is loaded with ``params``.
 
-    Weights are those of the file. llama.cpp is asked for its caches and working memory, at the
-    context that is wanted and at twice that. Raises what loading raises.
+    Weights are those of the file. llama.cpp reports the size of its caches and compute buffers, for
+    the wanted context and for twice that. Raises what loading raises.
     """
     wanted = params.on_cpu()
     if chosen_devices(params):
@@ -43,7 +43,7 @@ def needs(path: Path, params: EngineParams) -> Needs:
     n = len(weights) - 1
     shares = _kv_shares(headers[0], n)
     kv = [round(cache * share) for share in shares]
-    on_cpu = 0 if params.kv_offload else cache  # then wherever the layers are
+    on_cpu = 0 if params.kv_offload else cache  # then the cache is not where the layers are
     if on_cpu:
         kv = [0] * n
     per_token = max(0.0, (grown - compute) / n_ctx)
@@ -51,7 +51,7 @@ def needs(path: Path, params: EngineParams) -> Needs:
 
 
 def dry_run(path: Path, params: EngineParams) -> Placed:
-    """Where all of a model would be, and how much of it: the weights too, by their layers."""
+    """Where a model would be placed, and the bytes of each part, weights included."""
     model = LlamaModel(path, params, dry=True)
     try:
         engine = LlamaEngine(model, params)
@@ -76,16 +76,16 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
 
 
 def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
-    """Bytes of weights of each layer, the output last, and of all that stays with the CPU.
+    """Bytes of weights of each layer, the output last, and of the tensors that stay on the CPU.
 
-    An output that is the embedding's own matrix is counted twice: a device gets a copy.
+    An output that is the embedding matrix itself is counted twice, because a device gets a copy.
     """
     layers: dict[int, int] = {}
     output = rest = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         size = tensor.n_bytes or 0
-        if found := _LAYER.match(tensor.name):
-            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        if match := _LAYER.match(tensor.name):
+            layers[int(match[1])] = layers.get(int(match[1]), 0) + size
         elif tensor.name.startswith("output"):
             output += size
         else:
@@ -96,7 +96,7 @@ def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
 
 
 def span_of(path: Path, placed: Placed, device: str) -> int:
-    """Bytes of the stretches of a file's parts that hold the tensors which are used on a device."""
+    """Bytes from the first to the last tensor that a device uses, summed over a file's parts."""
     total = 0
     headers = [read_header(part) for part in parts_of(path)]
     for header in headers:
@@ -112,8 +112,8 @@ def span_of(path: Path, placed: Placed, device: str) -> int:
 
 def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
     """Is this tensor used on that device?"""
-    if found := _LAYER.match(name):
-        return placed.layers[int(found[1])] == device
+    if match := _LAYER.match(name):
+        return placed.layers[int(match[1])] == device
     of_output = name.startswith("output") or (tied and name == "token_embd.weight")
     if of_output and placed.layers[-1] == device:
         return True
@@ -121,12 +121,13 @@ def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
 
 
 def _tied(headers: list[Header]) -> bool:
+    """Is the output the embedding matrix itself?"""
     names = {tensor.name for header in headers for tensor in header.tensors}
     return "output.weight" not in names
 
 
 def _kv_shares(header: Header, n_layers: int) -> list[float]:
-    """The share of each layer in the cache: by its heads, where the file tells them apart."""
+    """The share of each layer in the cache, by its KV heads if the file lists them."""
     architecture = header.text("general.architecture")
     heads = header.metadata.get(f"{architecture}.attention.head_count_kv")
     by_layer = [float(n) for n in heads] if isinstance(heads, tuple) else []  # type: ignore[arg-type]
@@ -136,11 +137,11 @@ def _kv_shares(header: Header, n_layers: int) -> list[float]:
 
 
 def _cache(lines: list[str]) -> int:
-    """Bytes of all caches, from what llama.cpp said."""
+    """Bytes of all caches, from llama.cpp's log."""
     return round(_MIB * sum(float(m[1]) for line in lines if (m := _CACHE.search(line))))
 
 
 def _compute(placed: Placed) -> int:
-    """Bytes of working memory: the most of any device, or the CPU's where there is none."""
+    """Bytes of compute buffers: the most of any device, or the CPU's if there is no device."""
     on_devices = [share.compute for name, share in placed.shares.items() if name != CPU]
     return max(on_devices) if on_devices else placed.shares[CPU].compute

@@ -1,20 +1,20 @@
-"""Where target and draft go on this machine's devices, before anything is loaded."""
+"""Plan where target and draft go on the devices, before anything is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.devices import Device, devices, free_memory
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.placed import CPU, Share, chosen_devices, require_placeable
+from qdraft.llama.spec import Both, ModelSpec
 from qdraft.placement.choose import (
-    Choice,
     Counts,
     Needs,
+    PlacementChoice,
     Room,
     choose,
     fits_in,
@@ -23,22 +23,23 @@ from qdraft.placement.choose import (
 )
 from qdraft.placement.needs import dry_run, needs
 
-ALPHA = 0.8  # acceptance where nothing is measured yet
-DEVICE_SPEED = 8.0  # a device's memory over the CPU's, where nothing is known
+ALPHA = 0.8  # the acceptance rate that is assumed before anything is measured
+DEVICE_SPEED = 8.0  # the speed of a device's memory over the CPU's that is assumed
 _GIB = 2**30
-_TRIES = 4  # choices that are made, as long as llama.cpp wants more memory than was reckoned with
-# Bits a weight, embeddings and all, of types that make a draft; as llama.cpp's documentation of
-# quantize states them for Llama 3.1 8B.
+_TRIES = 4  # how often to choose if llama.cpp needs more memory than estimated
+# Bits per weight of the file types that make a draft, embeddings included: the figures of
+# llama.cpp's documentation of quantize for Llama 3.1 8B.
 _DRAFT_BITS = {"Q4_K_M": 4.89, "Q3_K_M": 4.0, "Q2_K": 3.16, "IQ2_M": 2.93, "IQ2_XXS": 2.38}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is planned with, where it is not what this machine tells.
+    """The assumptions of a plan that do not come from this machine.
 
-    ``sizes`` are bytes in place of what is free on the devices, or of devices that are not there.
-    ``margin`` bytes of each are kept back. ``alpha`` is the acceptance, ``device_speed`` the speed
-    of a device's memory over the CPU's. ``keep_draft`` never leaves the draft out.
+    ``sizes`` are bytes of memory: of the devices, in place of what is free, or of devices that are
+    not on this machine. ``margin`` is the bytes to leave free on each device. ``alpha`` is the
+    acceptance rate, ``device_speed`` the speed of a device's memory over the CPU's. ``keep_draft``
+    never leaves the draft out.
     """
 
     sizes: tuple[int, ...] = ()
@@ -50,7 +51,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One device: bytes that are free and kept back, and what target and draft need of it."""
+    """One device: its free bytes, the margin, and the shares of target and draft."""
 
     device: str
     description: str
@@ -62,7 +63,7 @@ class Use:
 
     @property
     def left(self) -> int:
-        """Bytes; negative where it does not fit."""
+        """The bytes that stay free beside the margin; negative if the models do not fit."""
         return self.free - self.margin - self.target.total - self.draft.total
 
 
@@ -70,229 +71,314 @@ class Use:
 class Plan:
     """The placement that is expected to be fastest.
 
-    ``choices`` holds the best placement with the draft and that of the target alone, the better
-    one first. ``draft`` None was not given, or is better left out. ``n_ctx_most`` is the largest
-    context for these layers. ``smaller_draft`` names a type, and its bytes, that would be faster.
-    ``estimated`` is True where there is no such device here: its working memory is then taken to
-    be that of the CPU.
+    ``asked`` are the models as the caller described them, ``models`` the same with params that
+    place them; the latter have no draft if none was given or it is better left out. ``choices``
+    holds the best placement with the draft and the best of the target alone, the better one first.
+    ``n_ctx_most`` is the largest context with these layers. ``smaller_draft`` names a file type,
+    and its bytes, that would be faster. ``estimated`` is True if this machine lacks the devices: a
+    device's compute buffers are then assumed to be as large as the CPU's.
     """
 
-    target: Path
-    draft: Path | None
+    asked: Both[ModelSpec]
+    models: Both[ModelSpec]
     n_ctx: int
     n_ctx_most: int
     n_ctx_train: int
     uses: tuple[Use, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[PlacementChoice, ...]
     smaller_draft: tuple[str, int] | None
     estimated: bool
     given: Given
-    params: EngineParams
-    draft_params: EngineParams
 
     @property
     def fits(self) -> bool:
         return all(use.left >= 0 for use in self.uses)
 
 
-def make_plan(
-    target: Path,
-    draft: Path | None,
-    params: EngineParams,
-    draft_params: EngineParams,
-    given: Given = Given(),
-) -> Plan:
-    """Place both models; a number of layers that the params give is kept, whether it fits or not.
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """The devices that a plan may use. ``margins`` and ``where`` end with the CPU."""
 
-    llama.cpp is asked what the chosen placement takes of each device; where that is more than was
-    reckoned with (it copies weights of the CPU there for long batches) the choice is made again.
-    Raises UsageError for settings that lay layers out themselves and for more sizes than devices,
-    and what loading raises.
+    devices: tuple[Device, ...]
+    rooms: tuple[Room, ...]
+    margins: tuple[int, ...]
+    where: tuple[Device, ...]
+    estimated: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Usable bytes of each device; the CPU is not among them."""
+        return [room.n_bytes for room in self.rooms]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """One choice, and what it takes of each device.
+
+    ``needs`` are the needs of all models, also of a draft that is left out. ``models`` and
+    ``shares`` are those of the models that are placed.
     """
-    found = _devices(params, draft_params, given)
-    of_target, of_draft = needs(target, params), needs(draft, draft_params) if draft else None
-    margins = [_margin(one.free) if given.margin is None else given.margin for one in found]
-    for_target, for_draft = _names(params, given), _names(draft_params, given)
+
+    choices: tuple[PlacementChoice, ...]
+    needs: Both[Needs]
+    models: Both[ModelSpec]
+    shares: tuple[Sequence[Share], ...]
+
+    @property
+    def placed(self) -> list[tuple[Needs, Counts]]:
+        """The needs and the layers of each model that is placed."""
+        best = self.choices[0]
+        return [
+            (needs, counts)
+            for needs, counts in zip(self.needs, (best.target, best.draft), strict=False)
+            if counts is not None
+        ]
+
+
+def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
+    """Place the models. Layers that the params ask for are placed whether they fit or not.
+
+    Raises UsageError for params that place layers themselves and for more sizes than devices, and
+    what loading raises.
+    """
+    site = _survey(models, given)
+    layout = _settle(models, site, given)
+    site = _without_shared_memory(site, layout)
+    facts = require_model(models.target.path)
+    needs_of_target = layout.needs.target
+    n_ctx_train = facts.n_ctx_train or needs_of_target.n_ctx
+    on_cpu = site.where[-1].free - site.margins[-1]
+    return Plan(
+        asked=models,
+        models=layout.models,
+        n_ctx=needs_of_target.n_ctx,
+        n_ctx_most=largest_context(layout.placed, [*site.sizes, on_cpu], n_ctx_train),
+        n_ctx_train=n_ctx_train,
+        uses=_uses(site, layout.shares),
+        choices=layout.choices,
+        smaller_draft=_smaller_draft(facts, layout, site.rooms, given.alpha),
+        estimated=site.estimated,
+        given=given,
+    )
+
+
+def _survey(models: Both[ModelSpec], given: Given) -> _Site:
+    """What the devices have room for."""
+    usable = _devices(models, given)
+    margins = [
+        _default_margin(device.free) if given.margin is None else given.margin for device in usable
+    ]
+    names = models.map(lambda model: _device_names(model.params, given))
+    for_draft = names.draft
+    if models.draft is None and names.target is not None:  # where a draft could go
+        for_draft = [device.name for device in usable if not device.remote]
     rooms = [
         Room(
-            max(0, one.free - margin), given.device_speed,
-            for_target is None or one.name in for_target,
-            for_draft is None or one.name in for_draft,
+            max(0, device.free - margin),
+            given.device_speed,
+            names.target is None or device.name in names.target,
+            for_draft is None or device.name in for_draft,
         )
-        for one, margin in zip(found, margins, strict=True)
-    ]  # fmt: skip
-    estimated = bool(given.sizes) and not devices_here()
+        for device, margin in zip(usable, margins, strict=True)
+    ]
     free = free_memory()
-    where = [*found, Device(CPU, "memory of this machine", "cpu", False, free, free)]
-    choices: list[Choice] = []
+    return _Site(
+        devices=tuple(usable),
+        rooms=tuple(rooms),
+        margins=(*margins, _default_margin(free)),
+        where=(*usable, Device(CPU, "memory of this machine", "cpu", False, free, free)),
+        estimated=bool(given.sizes) and not has_devices(),
+    )
+
+
+def _settle(models: Both[ModelSpec], site: _Site, given: Given) -> _Layout:
+    """Choose a placement, and again with llama.cpp's figures if it takes more than estimated.
+
+    llama.cpp may need more than the sum of the layers: for long batches it copies weights of the
+    CPU to a device.
+    """
+    wanted = models.map(lambda model: needs(model.path, model.params))
+    before: tuple[PlacementChoice, ...] = ()
     for _ in range(_TRIES):
-        before = choices
-        choices = choose(
-            of_target, of_draft, rooms, given.alpha,
-            n_target=_wanted(params, of_target), n_draft=_wanted(draft_params, of_draft),
-        )  # fmt: skip
-        if draft and given.keep_draft:
-            choices = [choice for choice in choices if choice.draft is not None]
-        best = choices[0]
-        models: list[tuple[Needs, Counts]] = [(of_target, best.target)]
-        if of_draft and best.draft is not None:
-            models.append((of_draft, best.draft))
-        placed = (
-            _laid_out(params, best.target, found),
-            _laid_out(draft_params, best.draft or (0,) * len(found), found),
-        )
-        if estimated:
-            shares = [shares_of(of, counts) for of, counts in models]
+        choices = _choose(models, wanted, site, given)
+        layout = _lay_out(models, wanted, choices, site)
+        if site.estimated or choices == before or fits_in(site.sizes, *layout.shares):
             break
-        told = [dry_run(path, how).shares
-                for path, how, _ in zip((target, draft), placed, models, strict=False)
-                if path]  # fmt: skip
-        shares = [[one.get(device.name, Share()) for device in where] for one in told]
-        of_target = _at_least(of_target, shares[0])
-        of_draft = _at_least(of_draft, shares[1]) if of_draft and shares[1:] else of_draft
-        if choices == before or fits_in([room.n_bytes for room in rooms], *shares):
-            break
+        wanted, before = layout.needs, choices
+    return layout
+
+
+def _choose(
+    models: Both[ModelSpec], wanted: Both[Needs], site: _Site, given: Given
+) -> tuple[PlacementChoice, ...]:
+    """The choices for these needs, without the target alone if the draft must stay."""
+    choices = choose(
+        wanted.target,
+        wanted.draft,
+        site.rooms,
+        given.alpha,
+        n_target=_n_layers(models.target.params, wanted.target),
+        n_draft=_n_layers(models.draft.params, wanted.draft)
+        if models.draft and wanted.draft
+        else None,
+    )
+    must_stay = models.draft is not None and given.keep_draft
+    return tuple(choice for choice in choices if not must_stay or choice.draft is not None)
+
+
+def _lay_out(
+    models: Both[ModelSpec],
+    wanted: Both[Needs],
+    choices: tuple[PlacementChoice, ...],
+    site: _Site,
+) -> _Layout:
+    """The params of the best choice, and what llama.cpp says that they take of each device."""
+    best = choices[0]
+    counts = Both(best.target, best.draft if models.draft else None)
+    placed = Both(
+        _place(models.target, counts.target, site.devices),
+        _place(models.draft, counts.draft, site.devices)
+        if models.draft and counts.draft is not None
+        else None,
+    )
+    if site.estimated:
+        pairs = zip(wanted, counts, strict=False)
+        return _Layout(choices, wanted, placed, tuple(shares_of(of, n) for of, n in pairs))
+    measured = placed.map(lambda model: dry_run(model.path, model.params).shares)
+    shares = measured.map(
+        lambda of_model: [of_model.get(device.name, Share()) for device in site.where]
+    )
+    draft = wanted.draft
+    if draft and shares.draft is not None:
+        draft = _at_least(draft, shares.draft)
+    grown = Both(_at_least(wanted.target, shares.target), draft)
+    return _Layout(choices, grown, placed, tuple(shares))
+
+
+def _without_shared_memory(site: _Site, layout: _Layout) -> _Site:
+    """The site with less memory for the CPU: devices without memory of their own take from it."""
     shared = sum(
         share.total
-        for of_model in shares
-        for device, share in zip(where, of_model, strict=True)
+        for of_model in layout.shares
+        for device, share in zip(site.where, of_model, strict=True)
         if device.unified
     )
-    where[-1] = replace(where[-1], free=max(0, free - shared))
-    models[0] = (of_target, best.target)
-    if of_draft and best.draft is not None:
-        models[1] = (of_draft, best.draft)
-    facts = require_model(target)
-    return Plan(
-        target=target,
-        draft=draft if best.draft is not None else None,
-        n_ctx=of_target.n_ctx,
-        n_ctx_most=largest_context(
-            models,
-            [*(room.n_bytes for room in rooms), where[-1].free - _margin(free)],
-            facts.n_ctx_train or of_target.n_ctx,
-        ),
-        n_ctx_train=facts.n_ctx_train or of_target.n_ctx,
-        uses=_uses(where, [*margins, _margin(free)], shares),
-        choices=tuple(choices),
-        smaller_draft=_smaller(facts, of_target, of_draft, rooms, best, given.alpha),
-        estimated=estimated,
-        given=given,
-        params=placed[0],
-        draft_params=placed[1],
-    )  # fmt: skip
+    cpu = site.where[-1]
+    return replace(site, where=(*site.where[:-1], replace(cpu, free=max(0, cpu.free - shared))))
 
 
 def _at_least(of: Needs, shares: Sequence[Share]) -> Needs:
-    """The needs with the working memory that llama.cpp told for a placement, if that is more."""
+    """The needs with the compute buffers of a measured placement, if those are larger."""
     return replace(of, compute=max([of.compute, *(share.compute for share in shares[:-1])]))
 
 
-def _devices(params: EngineParams, draft_params: EngineParams, given: Given) -> list[Device]:
-    """The devices of both, with the sizes that are given in place of what is free."""
-    for one in (params, draft_params):
-        if one.tensor_split or one.override_tensors or one.split_mode not in ("layer", "none"):
+def _devices(models: Both[ModelSpec], given: Given) -> list[Device]:
+    """The devices of all models, with the given sizes as their free memory."""
+    for model in models:
+        params = model.params
+        by_hand = params.tensor_split or params.override_tensors
+        if by_hand or params.split_mode not in ("layer", "none"):
             raise UsageError(
-                "a plan lays layers out itself: it takes no --tensor-split, --override-tensor, "
-                "--cpu-moe or --split-mode row or tensor"
+                "a plan places layers itself, so it cannot be combined with --tensor-split, "
+                "--override-tensor, --cpu-moe or --split-mode row or tensor"
             )
-    found = _usable(params)
-    found += [one for one in _usable(draft_params) if one.name not in {d.name for d in found}]
-    if not found and not given.sizes:
-        for one in (params, draft_params):
-            require_placeable(one, found)
-    if not found:
+    usable: dict[str, Device] = {}
+    for model in models:
+        for device in _usable(model.params):
+            usable.setdefault(device.name, device)
+    if not usable and not given.sizes:
+        for model in models:
+            require_placeable(model.params, [])
+    if not usable:
         return [
-            Device(f"device {i + 1}", "not here, planned for", "gpu", False, size, size)
+            Device(f"device {i + 1}", "not on this machine", "gpu", False, size, size)
             for i, size in enumerate(given.sizes)
         ]
-    if len(given.sizes) > len(found):
-        raise UsageError(f"{len(given.sizes)} sizes of memory are given for {len(found)} devices")
-    sized = zip(found, given.sizes, strict=False)
-    return [*(replace(one, free=size) for one, size in sized), *found[len(given.sizes) :]]
+    if len(given.sizes) > len(usable):
+        raise UsageError(
+            f"{len(given.sizes)} memory sizes are given, but there are {len(usable)} devices"
+        )
+    known = list(usable.values())
+    sized = zip(known, given.sizes, strict=False)
+    rest = known[len(given.sizes) :]
+    return [*(replace(device, free=size) for device, size in sized), *rest]
 
 
-def _names(params: EngineParams, given: Given) -> list[str] | None:
-    """The devices that a model may go to; None for any, where all are made up."""
-    if given.sizes and not devices_here():
+def _device_names(params: EngineParams, given: Given) -> list[str] | None:
+    """The devices that a model may go to; None for any of the devices that are not here."""
+    if given.sizes and not has_devices():
         return [] if NO_DEVICE in params.devices else None
-    return [one.name for one in _usable(params)]
+    return [device.name for device in _usable(params)]
 
 
 def _usable(params: EngineParams) -> list[Device]:
-    """The devices that a model may go to: under split mode none the main one alone."""
-    found = chosen_devices(params)
-    if devices_here():
-        require_placeable(params, found)
-    # Some tell no memory of theirs: llama.cpp then takes that of the machine.
-    found = [one if one.total else replace(one, free=free_memory()) for one in found]
-    return [found[params.main_gpu]] if params.split_mode == "none" and found else found
+    """The devices that a model may go to; under split mode none only the main one."""
+    chosen = chosen_devices(params)
+    if has_devices():
+        require_placeable(params, chosen)
+    # Some devices report no memory: llama.cpp then takes that of the machine.
+    sized = [device if device.total else replace(device, free=free_memory()) for device in chosen]
+    return [sized[params.main_gpu]] if params.split_mode == "none" and sized else sized
 
 
-def devices_here() -> bool:
-    """Is there any device that layers can go to?"""
-    return any(one.takes_layers for one in devices())
+def has_devices() -> bool:
+    """Does this machine have a device that layers can go to?"""
+    return any(device.takes_layers for device in devices())
 
 
-def _margin(n_bytes: int) -> int:
-    """What is kept back for all that is not counted: 8 %, 1 GiB at most."""
+def _default_margin(n_bytes: int) -> int:
+    """The bytes to leave free for what the plan does not count: 8 %, at most 1 GiB."""
     return min(_GIB, n_bytes * 8 // 100)
 
 
-def _wanted(params: EngineParams, of: Needs | None) -> int | None:
-    """The number of layers that must be on devices; None where that is free."""
-    if params.n_gpu_layers is None or of is None:
+def _n_layers(params: EngineParams, of: Needs) -> int | None:
+    """The number of layers that must go on devices; None if the plan is free to choose."""
+    if params.n_gpu_layers is None:
         return None
     all_of_them = params.n_gpu_layers == ALL_LAYERS
     return of.n_layers if all_of_them else min(params.n_gpu_layers, of.n_layers)
 
 
-def _uses(
-    found: Sequence[Device], margins: Sequence[int], shares: Sequence[Sequence[Share]]
-) -> tuple[Use, ...]:
-    """The table of devices, the CPU last; ``shares`` are the target's and the draft's, if any."""
-    both = [*shares, [Share()] * len(found)][:2]
+def _uses(site: _Site, shares: Sequence[Sequence[Share]]) -> tuple[Use, ...]:
+    """One row per device, the CPU last; ``shares`` are the target's and, if placed, the draft's."""
+    both = [*shares, [Share()] * len(site.where)][:2]
     return tuple(
-        Use(one.name, one.description, one.remote, one.free, margin, target, draft)
-        for one, margin, target, draft in zip(found, margins, *both, strict=True)
+        Use(device.name, device.description, device.remote, device.free, margin, target, draft)
+        for device, margin, target, draft in zip(site.where, site.margins, *both, strict=True)
     )
 
 
-def _laid_out(params: EngineParams, counts: Counts, found: Sequence[Device]) -> EngineParams:
-    """The params that have llama.cpp lay the layers out so."""
-    taken = [(one.name, n) for one, n in zip(found, counts, strict=True) if n]
+def _place(model: ModelSpec, counts: Counts, known: Sequence[Device]) -> ModelSpec:
+    """The model with params that make llama.cpp put its layers there."""
+    taken = [(device.name, n) for device, n in zip(known, counts, strict=True) if n]
     if not taken:
-        return params.on_cpu()
-    return replace(
-        params,
+        return replace(model, params=model.params.on_cpu())
+    params = replace(
+        model.params,
         n_gpu_layers=sum(counts),
         devices=tuple(name for name, _ in taken),
         tensor_split=tuple(float(n) for _, n in taken) if len(taken) > 1 else (),
         split_mode="layer",
         main_gpu=0,
     )
+    return replace(model, params=params)
 
 
-def _smaller(
-    facts: Facts,
-    target: Needs,
-    draft: Needs | None,
-    rooms: Sequence[Room],
-    best: Choice,
-    alpha: float,
+def _smaller_draft(
+    facts: Facts, layout: _Layout, rooms: Sequence[Room], alpha: float
 ) -> tuple[str, int] | None:
-    """The largest type of a draft that is smaller than what is there, fits whole, and gains.
+    """The largest file type of a smaller draft that would fit whole and be faster, and its bytes.
 
-    Looked for where there is no draft, or it is not all on devices.
+    None if the draft is on devices with all of its layers.
     """
+    best, target, draft = layout.choices[0], layout.needs.target, layout.needs.draft
     if not rooms or (draft and best.draft and sum(best.draft) == draft.n_layers):
         return None
     for name, bits in _DRAFT_BITS.items():
-        tried = target.scaled(bits / facts.bits_per_weight)
-        if draft and sum(tried.weights) >= sum(draft.weights):
+        smaller = target.scaled(bits / facts.bits_per_weight)
+        if draft and sum(smaller.weights) >= sum(draft.weights):
             continue
-        found = choose(target, tried, rooms, alpha)
-        if found and found[0].draft and sum(found[0].draft) == tried.n_layers:
-            gains = found[0].speed > best.speed
-            return (name, sum(tried.weights)) if gains else None
+        choices = choose(target, smaller, rooms, alpha)
+        if choices and choices[0].draft and sum(choices[0].draft) == smaller.n_layers:
+            return (name, sum(smaller.weights)) if choices[0].speed > best.speed else None
     return None

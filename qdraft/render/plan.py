@@ -12,7 +12,7 @@ from qdraft.llama.placed import CPU, Share
 from qdraft.placement.plan import Plan
 from qdraft.render.summary import wrapped
 from qdraft.render.tables import Cell, Sheet, as_table
-from qdraft.session.compare_loaded import Row
+from qdraft.session.compare_loaded import MemoryRow
 
 _GIB = 2**30
 
@@ -72,8 +72,9 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
                             f"the model was trained on {plan.n_ctx_train}"))  # fmt: skip
     if plan.smaller_draft:
         kind, size = plan.smaller_draft
+        make = f"qdraft make {plan.models.target.path} --type {kind}"
         told.append(("hint", f"a draft of type {kind}, about {size / _GIB:.2f} GiB, would fit "
-                             f"whole: qdraft make {plan.target} --type {kind}"))  # fmt: skip
+                             f"whole: {make}"))  # fmt: skip
     if plan.estimated:
         told.append(("note", "no such device is here: its working memory is taken to be the CPU's"))
     if run := options_of(plan):
@@ -97,31 +98,32 @@ def _drafts(plan: Plan) -> str:
 def options_of(plan: Plan) -> str:
     """The options of qdraft run that place layers so; empty where none can say it."""
     devices = [use for use in plan.uses if use.device != CPU]
-    if not devices or plan.estimated or len(plan.draft_params.devices) > 1:
+    target, draft = plan.models.target.params, plan.models.draft
+    if not devices or plan.estimated or (draft and len(draft.params.devices) > 1):
         return ""
     n_target = sum(use.target.n_layers for use in devices)
     n_draft = sum(use.draft.n_layers for use in devices)
     servers = dict.fromkeys(use.description for use in devices if use.remote)
     told = [f"--rpc {','.join(servers)}"] if servers else []
     if n_target:
-        told.append(f"-ngl {n_target} -dev {','.join(plan.params.devices)}")
-        if plan.params.tensor_split:
-            told.append(f"-ts {','.join(f'{n:g}' for n in plan.params.tensor_split)}")
+        told.append(f"-ngl {n_target} -dev {','.join(target.devices)}")
+        if target.tensor_split:
+            told.append(f"-ts {','.join(f'{n:g}' for n in target.tensor_split)}")
     else:
         told.append("-dev none")
-    if plan.draft is None:
+    if draft is None:
         told.append("--no-draft")
     else:
-        told.append(f"-devd {plan.draft_params.devices[0]}")
+        told.append(f"-devd {draft.params.devices[0]}")
         told += [f"-ngld {n_draft}"] if n_draft else []
     return " ".join(told)
 
 
-def plan_report(plan: Plan, rows: Sequence[Row] | None) -> dict[str, Any]:
+def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
     """All of it for JSON; bytes."""
     return {
-        "target": str(plan.target),
-        "draft": str(plan.draft) if plan.draft else None,
+        "target": str(plan.models.target.path),
+        "draft": str(plan.models.draft.path) if plan.models.draft else None,
         "fits": plan.fits,
         "estimated": plan.estimated,
         "n_ctx": plan.n_ctx,
@@ -131,18 +133,23 @@ def plan_report(plan: Plan, rows: Sequence[Row] | None) -> dict[str, Any]:
         "smaller_draft": plan.smaller_draft,
         "given": asdict(plan.given),
         "run": options_of(plan),
-        "verified": None
-        if rows is None
-        else [{**asdict(row), "off": row.off, "agrees": row.agrees} for row in rows],
+        "verified": None if rows is None else [_row_report(row) for row in rows],
     }
 
 
-def verified_view(rows: Sequence[Row]) -> RenderableType:
+def _row_report(row: MemoryRow) -> dict[str, Any]:
+    """A row for JSON, whose key for llama.cpp's figure is "told"."""
+    fields = asdict(row)
+    fields["told"] = fields.pop("reported")
+    return {**fields, "off": row.off, "agrees": row.agrees}
+
+
+def verified_view(rows: Sequence[MemoryRow]) -> RenderableType:
     """The plan against llama.cpp's own figures."""
     table = tuple(
         (
             row.device, row.model, row.kind, _gib(row.planned),
-            None if row.span is None else _gib(row.span), _gib(row.told),
+            None if row.span is None else _gib(row.span), _gib(row.reported),
             f"{100 * row.off:.1f} %", "" if row.agrees else "differs",
         )
         for row in rows

@@ -67,7 +67,8 @@ class Bars:
 
     def step(self, what: str, done: float, of: float) -> None:
         """Progress of whatever takes long."""
-        if what not in self._tasks and not (self._quiet or self._console.is_terminal):
+        silent = self._quiet or what.startswith("loading ")
+        if what not in self._tasks and not (silent or self._console.is_terminal):
             self._console.print(what)
         self._step(what, done, of)
 
@@ -82,9 +83,6 @@ class Bars:
                 f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
             )
         self._console.print(line, soft_wrap=not self._console.is_terminal)
-
-    def loading(self, name: str, share: float) -> None:
-        self._step(f"loading {name}", share, 1.0)
 
     def _step(self, what: str, done: float, of: float) -> None:
         if what not in self._tasks:

@@ -1,64 +1,74 @@
-"""A plan against what llama.cpp says once the pair is loaded so."""
+"""Compare a plan with the memory that llama.cpp reports for the loaded pair."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from qdraft.llama.placed import Share
+from qdraft.llama.placed import Placed, Share
+from qdraft.llama.progress import Progress, no_progress
+from qdraft.llama.spec import PairSpec
 from qdraft.placement.needs import span_of
 from qdraft.placement.plan import Plan
-from qdraft.session.pair import LoadProgress, Pair
+from qdraft.session.pair import Pair
 
 TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemoryRow:
     """One kind of memory of one model on one device, in bytes.
 
-    llama.cpp maps weights as a stretch of the file, from the first tensor that is used on a device
-    to the last: ``span`` is what it then tells of ``planned`` bytes. ``repacked`` weights are
-    copies of a part of it, and which part is llama.cpp's to choose.
+    ``reported`` is llama.cpp's figure. Weights that llama.cpp maps are a range of the file, from
+    the first tensor that a device uses to the last: it then reports ``span`` bytes although only
+    ``planned`` bytes are used. ``repacked`` bytes are copies of some of these weights; llama.cpp
+    chooses which.
     """
 
     device: str
     model: str
     kind: str  # weights, kv, compute
     planned: int
-    told: int
+    reported: int
     span: int | None = None
     repacked: int = 0
 
     @property
     def off(self) -> float:
-        """How far the plan is from llama.cpp's figure, as a share of that."""
+        """The difference between the plan and llama.cpp's figure, as a share of the latter."""
         expected = self.planned if self.span is None else self.span
-        if self.repacked and self.planned <= self.told and self.repacked <= self.planned:
+        if self.repacked and self.planned <= self.reported and self.repacked <= self.planned:
             return 0.0
-        return abs(expected - self.told) / self.told if self.told else 1.0
+        return abs(expected - self.reported) / self.reported if self.reported else 1.0
 
     @property
     def agrees(self) -> bool:
         return self.off <= TOLERANCE
 
 
-def verify(plan: Plan, progress: LoadProgress | None = None) -> list[Row]:
-    """Load the pair as planned and compare, device by device. Raises what loading raises."""
-    with Pair(
-        plan.target, plan.draft, plan.params, draft_params=plan.draft_params, progress=progress
-    ) as pair:
+def compare_loaded(plan: Plan, progress: Progress = no_progress) -> list[MemoryRow]:
+    """Load the pair as planned and compare device by device. Raises what loading raises."""
+    with Pair(PairSpec(plan.models), progress) as pair:
         placed = pair.placed
-    rows = []
-    files = (plan.target, plan.draft)
-    for model, path, of_model in zip(("target", "draft"), files, placed, strict=False):
+    rows: list[MemoryRow] = []
+    for name, model, of_model in zip(("target", "draft"), plan.models, placed, strict=False):
         for use in plan.uses:
-            planned: Share = getattr(use, model)
-            told = of_model.shares.get(use.device, Share())
-            for kind in ("weights", "kv", "compute"):
-                sizes = getattr(planned, kind), getattr(told, kind)
-                mapped = of_model.mapped.get(use.device, 0) if kind == "weights" else 0
-                if any(sizes):
-                    span = span_of(path, of_model, use.device) if mapped and path else None
-                    repacked = told.weights - mapped if mapped else 0
-                    rows.append(Row(use.device, model, kind, *sizes, span, repacked))
+            planned: Share = getattr(use, name)
+            rows += _rows_of(use.device, name, planned, model.path, of_model)
     return rows
+
+
+def _rows_of(
+    device: str, model: str, planned: Share, path: Path, placed: Placed
+) -> Iterator[MemoryRow]:
+    """The rows of one model on one device."""
+    reported = placed.shares.get(device, Share())
+    for kind in ("weights", "kv", "compute"):
+        sizes = getattr(planned, kind), getattr(reported, kind)
+        if not any(sizes):
+            continue
+        mapped = placed.mapped.get(device, 0) if kind == "weights" else 0
+        span = span_of(path, placed, device) if mapped else None
+        repacked = reported.weights - mapped if mapped else 0
+        yield MemoryRow(device, model, kind, *sizes, span, repacked)

@@ -1,17 +1,29 @@
-"""Opening a pair by its name in models.yaml, or two files."""
+"""Open a pair: connect to its servers, place its layers, load it, and try again with fewer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from qdraft.errors import UsageError
+from qdraft.errors import DeviceMemoryError, UsageError
 from qdraft.host import default_threads
-from qdraft.llama.params import EngineParams
+from qdraft.llama.params import NO_DEVICE, EngineParams
+from qdraft.llama.placed import CPU, chosen_devices, require_placeable
+from qdraft.llama.progress import Progress, no_progress
+from qdraft.llama.rpc import connect
+from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
-from qdraft.session.fitting import open_fitting
+from qdraft.placement.plan import Given, Plan, make_plan
 from qdraft.session.pair import Pair
+
+log = logging.getLogger(__name__)
+
+# If memory runs out: the shares of the first plan's memory to try, one after another.
+_SHARES = (0.9, 0.75, 0.5, 0.25, 0.0)
+_GIB = 2**30
 
 
 def open_pair(
@@ -24,31 +36,168 @@ def open_pair(
     servers: Sequence[str] = (),
     share_kv: str = "auto",
 ) -> Pair:
-    """Open a pair of models.yaml by name (None: the default one), or two files.
+    """Open a pair of models.yaml by its name, or two files.
 
-    With ``target``, ``draft`` None is the target alone. A pair from a package is built into the
-    cache on first use; its chat template of models.yaml holds, while its context, devices and
-    tuned settings are defaults of the commands only. ``servers`` are RPC servers, HOST:PORT.
-    Layers go where they fit, as ``qdraft plan`` shows, unless the params say how many. Raises
-    QDraftError for whatever does not work.
+    ``name`` None opens the default pair. With ``target``, ``draft`` None opens the target alone. A
+    packaged pair is built into the cache on first use. Of its entry in models.yaml the chat
+    template applies; the context, devices and tuned settings apply only to the commands.
+    ``servers`` are RPC servers, each HOST:PORT. qdraft decides where layers go, as ``qdraft plan``
+    shows, unless the params set their number. Raises QDraftError if anything fails.
     """
     if target is None and draft is not None:
         raise UsageError("a draft needs a target beside it")
     if target is not None and name is not None:
         raise UsageError("give either the name of a pair or a target, not both")
-    if target is not None:
-        files = (Path(target), Path(draft) if draft else None)
-        return open_fitting(
-            *files, params, draft_params=draft_params, servers=servers, share_kv=share_kv
+    template = None
+    if target is None:
+        threads = (params.n_threads if params else 0) or default_threads()
+        entry = registry.load().find(name)
+        target, draft = materialize(entry, threads=threads)
+        template = registry.read_template(entry)
+    return open_spec(
+        PairSpec.of(
+            target,
+            draft,
+            params,
+            draft_params,
+            servers=tuple(servers),
+            share_kv=share_kv,
+            template=template,
         )
-    threads = (params.n_threads if params else 0) or default_threads()
-    entry = registry.load().find(name)
-    files = materialize(entry, threads=threads)
-    return open_fitting(
-        *files,
-        params,
-        draft_params=draft_params,
-        servers=servers,
-        share_kv=share_kv,
-        template=registry.read_template(entry),
     )
+
+
+def open_spec(spec: PairSpec, progress: Progress = no_progress) -> Pair:
+    """Open what ``spec`` describes; a plan places the layers unless the spec sets their number.
+
+    The draft stays on this machine unless its params name a server's device. A plan may leave the
+    draft out, which is logged, unless the spec keeps it, shares its KV cells or sets the number of
+    its layers. Raises what ``Pair`` raises, ServerError, and DeviceMemoryError if memory runs out
+    whatever is tried.
+    """
+    connect(spec.servers)
+    spec = replace(spec, models=keep_draft_local(spec.models))
+    for model in spec.models:
+        require_placeable(model.params, chosen_devices(model.params))
+    if is_planned(spec.models):
+        return _open_planned(spec, progress)
+    return _open_as_asked(spec, progress)
+
+
+def fit(model: ModelSpec) -> ModelSpec:
+    """A model by itself, placed where it fits unless its params set the number of layers."""
+    alone = Both[ModelSpec](model)
+    return make_plan(alone).models.target if is_planned(alone) else model
+
+
+def is_planned(models: Both[ModelSpec]) -> bool:
+    """May a plan decide how many layers go where?"""
+    by_hand = any(
+        model.params.split_mode not in ("layer", "none")
+        or model.params.tensor_split
+        or model.params.override_tensors
+        for model in models
+    )
+    free = [model.params for model in models if model.params.n_gpu_layers is None]
+    return not by_hand and any(chosen_devices(params) for params in free)
+
+
+def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
+    """The models; a draft without devices of its own gets those of the target on this machine.
+
+    Raises UsageError if the draft's params ask for layers on devices, but all devices are those of
+    RPC servers.
+    """
+    draft = models.draft
+    if draft is None or draft.params.devices:
+        return models
+    params = models.target.params
+    devices = chosen_devices(params)
+    local = tuple(device.name for device in devices if not device.remote)
+    if NO_DEVICE in params.devices:
+        placed = draft.params.on_cpu()
+    elif len(local) == len(devices):
+        placed = replace(draft.params, devices=params.devices)
+    elif local:
+        placed = draft.params.elsewhere(local)
+    elif draft.params.n_gpu_layers and draft.params != replace(params, devices=()):
+        raise UsageError(
+            "the draft should have layers on a device, but all devices are RPC servers",
+            hint="leave the draft on this machine, or name a server's device with --device-draft",
+        )
+    else:
+        placed = draft.params.on_cpu()
+    return Both(models.target, replace(draft, params=placed))
+
+
+def _open_as_asked(spec: PairSpec, progress: Progress) -> Pair:
+    """Load the models exactly as their params say."""
+    try:
+        pair = Pair(spec, progress)
+    except DeviceMemoryError as error:
+        raise DeviceMemoryError(str(error), hint=_what_fits(spec.models)) from error
+    params = spec.models.target.params
+    if params.n_gpu_layers is None and chosen_devices(params):
+        log.info("the split of layers is set by hand: all layers go to devices")
+    return pair
+
+
+def _open_planned(spec: PairSpec, progress: Progress) -> Pair:
+    """Load the models as planned; plan with less memory as long as a device runs out of it."""
+    draft = spec.models.draft
+    keep_draft = (
+        spec.keep_draft
+        or spec.share_kv == "on"
+        or (draft is not None and draft.params.n_gpu_layers is not None)
+    )
+    plan = make_plan(spec.models, Given(keep_draft=keep_draft))
+    taken = [use.target.total + use.draft.total for use in plan.uses if use.device != CPU]
+    for share in _SHARES:
+        try:
+            return _open_plan(spec, plan, progress)
+        except DeviceMemoryError as error:
+            if not any(taken):
+                raise
+            log.warning(
+                "%s (%s); trying again with %.0f %% of that memory",
+                error,
+                describe_plan(plan),
+                100 * share,
+            )
+        sizes = tuple(int(share * size) for size in taken)
+        plan = make_plan(spec.models, Given(sizes, margin=0, keep_draft=keep_draft))
+    return _open_plan(spec, plan, progress)
+
+
+def _open_plan(spec: PairSpec, plan: Plan, progress: Progress) -> Pair:
+    if spec.models.draft and not plan.models.draft:
+        log.info("running without the draft: that memory is better spent on target layers")
+    return Pair(replace(spec, models=plan.models), progress)
+
+
+def describe_plan(plan: Plan) -> str:
+    """The layers and the bytes of each device, in one sentence."""
+    return "; ".join(
+        f"{use.device}: {use.target.n_layers} layers of the target and {use.draft.n_layers} of "
+        f"the draft, {(use.target.total + use.draft.total) / _GIB:.2f} of "
+        f"{use.free / _GIB:.2f} GiB"
+        for use in plan.uses
+        if use.device != CPU
+    )
+
+
+def _what_fits(models: Both[ModelSpec]) -> str:
+    """A hint with what a plan would put where, with the same contexts and caches."""
+
+    def free(model: ModelSpec) -> ModelSpec:
+        params = replace(
+            model.params,
+            n_gpu_layers=None,
+            split_mode="layer",
+            main_gpu=0,
+            tensor_split=(),
+            override_tensors=(),
+        )
+        return replace(model, params=params)
+
+    return f"qdraft plan says that this fits: {describe_plan(make_plan(models.map(free)))}"

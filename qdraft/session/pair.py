@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ from qdraft.llama.context import LlamaEngine, LlamaModel
 from qdraft.llama.kv_copy import couple
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import not_as_asked
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
+from qdraft.llama.spec import PairSpec
 from qdraft.llama.vocab import require_same_vocab
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import Exactness
@@ -32,10 +34,6 @@ from qdraft.session.generation import Generation
 from qdraft.session.text import encode_prompt
 
 log = logging.getLogger(__name__)
-
-LoadProgress = Callable[[str, float], None]  # file name, share loaded
-
-SHARE_KV = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +51,17 @@ class Pair:
     One text at a time: a second request waits for the first.
     """
 
-    def __init__(
-        self,
-        target: Path,
-        draft: Path | None = None,
-        params: EngineParams | None = None,
-        *,
-        draft_params: EngineParams | None = None,
-        share_kv: str = "auto",
-        template: str | None = None,
-        progress: LoadProgress | None = None,
-    ) -> None:
-        """Load both files and prove that their vocabularies are the same.
+    def __init__(self, spec: PairSpec, progress: Progress = no_progress) -> None:
+        """Load what ``spec`` describes, as it says, and check that the vocabularies are the same.
 
-        ``draft_params`` None loads the draft like the target. ``share_kv`` "auto" gives the
-        draft the target's KV cells where that is proven to work, "on" demands it, "off" leaves
-        the draft its own; ``kv`` tells what came of it. ``template`` is a Jinja chat
-        template that stands in for the target's own. Raises ModelFileError,
-        PairError, UsageError or EngineError; whatever was loaded by then is freed.
+        Connects to no server and plans nothing: see ``open_spec``. ``kv`` says whether the draft
+        got the target's KV cells. Raises ModelFileError, PairError, UsageError or EngineError, and
+        frees what it has loaded by then.
         """
-        if share_kv not in SHARE_KV:
-            raise UsageError(f"share_kv is {share_kv}, but must be one of {', '.join(SHARE_KV)}")
-        params = params or EngineParams()
-        draft_params = draft_params or params
+        share_kv, template = spec.share_kv, spec.template
+        target, params = spec.models.target.path, spec.models.target.params
+        draft = spec.models.draft.path if spec.models.draft else None
+        draft_params = spec.models.draft.params if spec.models.draft else params
         about = require_model(target)
         about_draft = require_model(draft) if draft else None
         target, draft = about.path, about_draft.path if about_draft else None
@@ -128,7 +114,7 @@ class Pair:
             for surprise in not_as_asked(placed, asked):
                 log.warning("%s: %s", path.name if path else "", surprise)
 
-    def _open(self, path: Path, params: EngineParams, progress: LoadProgress | None) -> LlamaEngine:
+    def _open(self, path: Path, params: EngineParams, progress: Progress) -> LlamaEngine:
         """Load a file, or share its weights if it is open, and make a context."""
         is_target = not self._models
         model = next(
@@ -142,7 +128,7 @@ class Pair:
                 path,
                 params,
                 extra_buffers=wanted and extra_buffers_are_safe(),
-                progress=None if progress is None else lambda share: progress(path.name, share),
+                progress=lambda share: progress(f"loading {path.name}", share, 1.0),
             )
             self._models.append(model)
         if not is_target:

@@ -21,11 +21,12 @@ from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, file_types, quantize
 from qdraft.llama.rpc import connect
+from qdraft.llama.spec import ModelSpec
 from qdraft.llama.vocab import LlamaVocab
 from qdraft.making.calibration import built_in_text, to_chunks
 from qdraft.making.make import held_out
 from qdraft.paths import cache_dir, new_file
-from qdraft.session.fitting import fitted
+from qdraft.session.opening import fit
 from qdraft.session.store import described, facts_of, store_path
 from qdraft.study.child_job import Progress, run_job
 from qdraft.study.perplexity import chunks_of
@@ -185,7 +186,7 @@ def _matrix(target: Path, path: Path, params: EngineParams, progress: Progress |
     """The importance matrix of the target over the built-in calibration text, made once."""
     if path.exists():
         return path
-    params = fitted(target, params)
+    params = fit(ModelSpec(target, params)).params
     model = LlamaModel(target, params)
     try:
         vocab: LlamaVocab = model.vocab

@@ -19,9 +19,10 @@ from qdraft.errors import UsageError
 from qdraft.llama.context import LlamaEngine, LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.llama.rpc import connect
+from qdraft.llama.spec import ModelSpec, PairSpec
 from qdraft.making.overlap import overlap
 from qdraft.making.try_recipes import measure_costs
-from qdraft.session.fitting import fitted, open_fitting
+from qdraft.session.opening import fit, open_spec
 from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import Progress
@@ -97,7 +98,7 @@ def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
     texts: list[tuple[int, list[int]]] = task["texts"]
     params = _engine_params(task)
     files = Path(task["target"]), Path(task["draft"])
-    with open_fitting(*files, params, keep_draft=True) as pair:
+    with open_spec(PairSpec.of(*files, params, keep_draft=True)) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
 
@@ -143,7 +144,7 @@ def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _open(path: str, task: dict[str, Any]) -> tuple[LlamaModel, LlamaEngine]:
-    params = fitted(Path(path), _engine_params(task))
+    params = fit(ModelSpec(Path(path), _engine_params(task))).params
     model = LlamaModel(Path(path), params)
     try:
         rows = rows_at_once(model.vocab.n_tokens)

@@ -12,8 +12,9 @@ from qdraft.decoding.policy.model import best_n_draft
 from qdraft.errors import QDraftError
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
+from qdraft.llama.spec import PairSpec
 from qdraft.making.try_recipes import measure_costs
-from qdraft.session.fitting import open_fitting
+from qdraft.session.opening import open_spec
 from qdraft.study.child_job import Progress
 from qdraft.study.measure_quant import seconds_of_one
 
@@ -78,7 +79,7 @@ def _measure(
     name: str, target: Path, draft: Path, params: EngineParams, alpha: float, *, same_output: bool
 ) -> Setting:
     try:
-        with open_fitting(target, draft, params, keep_draft=True) as pair:
+        with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
             assert pair.draft_engine
             c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
             target_s = seconds_of_one(pair.target_engine)
