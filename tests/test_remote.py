@@ -168,9 +168,9 @@ class TestPlan:
 
     def test_what_a_plan_does_not_take(self, far: str, files: Files) -> None:
         for options, words in (
-            (("-ts", "1"), "takes no --tensor-split"),
-            (("-ot", "x=CPU"), "takes no --tensor-split"),
-            (("--vram", "1G,1G"), "2 sizes of memory are given for 1 devices"),
+            (("-ts", "1"), "cannot be combined with --tensor-split"),
+            (("-ot", "x=CPU"), "cannot be combined with --tensor-split"),
+            (("--vram", "1G,1G"), "2 memory sizes are given, but there are 1 devices"),
             (("--vram", "lots"), "must be a size such as 12G"),
         ):
             result = qdraft("plan", *files, "--rpc", far, *options)
@@ -218,7 +218,7 @@ class TestPlan:
             assert found["text"]
             result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "-ngl", "31")
             assert "failed to allocate" in one_error(result, 6)
-            assert "by qdraft plan this fits" in result.stderr
+            assert "qdraft plan says that this fits" in result.stderr
 
 
 class TestServers:
