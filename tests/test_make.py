@@ -17,11 +17,12 @@ from fakes import Clock, engine
 from invoke import qdraft as invoke
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
-from qdraft.cli.make import beside, parse_layers, parse_tensor_types
+from qdraft.cli.make import parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, plan, quantize
 from qdraft.making.calibration import write_texts
+from qdraft.making.job import path_beside
 from qdraft.making.overlap import overlap
 from qdraft.making.try_recipes import WIDTHS, measure_costs, recipes
 from qdraft.pairs import editing as models_file
@@ -129,12 +130,12 @@ def timed(model: FakeEngine, c: float = 1.0) -> FakeEngine:
 
 
 def test_names_beside_the_target() -> None:
-    assert beside(Path("/m/Llama-8B-F16.gguf"), "Q2_K") == Path("/m/Llama-8B-Q2_K.gguf")
-    assert beside(Path("/m/model.q8_0.gguf"), "IQ2_S") == Path("/m/model-IQ2_S.gguf")
-    assert beside(Path("/m/F16.gguf"), "Q2_K") == Path("/m/F16-Q2_K.gguf")
-    assert beside(Path("/m/model-BF16.gguf"), "Q2_K") == Path("/m/model-Q2_K.gguf")
-    assert beside(Path("/m/Llama-3.Q4_K_M.gguf"), "Q2_K") == Path("/m/Llama-3-Q2_K.gguf")
-    assert beside(Path("/m/model-F16.gguf"), "imatrix") == Path("/m/model.imatrix.gguf")
+    assert path_beside(Path("/m/Llama-8B-F16.gguf"), "Q2_K") == Path("/m/Llama-8B-Q2_K.gguf")
+    assert path_beside(Path("/m/model.q8_0.gguf"), "IQ2_S") == Path("/m/model-IQ2_S.gguf")
+    assert path_beside(Path("/m/F16.gguf"), "Q2_K") == Path("/m/F16-Q2_K.gguf")
+    assert path_beside(Path("/m/model-BF16.gguf"), "Q2_K") == Path("/m/model-Q2_K.gguf")
+    assert path_beside(Path("/m/Llama-3.Q4_K_M.gguf"), "Q2_K") == Path("/m/Llama-3-Q2_K.gguf")
+    assert path_beside(Path("/m/model-F16.gguf"), "imatrix") == Path("/m/model.imatrix.gguf")
 
 
 def test_option_values() -> None:
@@ -259,7 +260,7 @@ class TestCommand:
             assert json.loads(run.stdout)["draft"]["path"] == str(draft)
         again = invoke("make", str(target), "--type", "Q4_0")
         assert again.returncode == 2
-        assert "is there already" in again.stderr
+        assert "already exists" in again.stderr
 
     @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a child")
     @pytest.mark.parametrize("stage", ["collecting the importance matrix", "building smol-Q4_0"])

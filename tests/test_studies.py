@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from qdraft.cli import bench as cli_bench
 from qdraft.cli import compare as cli_compare
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.costs import CostTable
@@ -24,7 +23,7 @@ from qdraft.render import bench as bench_view
 from qdraft.render import compare as compare_view
 from qdraft.render.charts import drawing, svg
 from qdraft.render.tables import as_markdown
-from qdraft.render.tune import tuned, verdict, winner
+from qdraft.study import bench_spec
 from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import run_job
@@ -34,7 +33,7 @@ from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
 from qdraft.study.ranking import Measured, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
-from qdraft.study.tune import Tried
+from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
 from qdraft.testing import FakeEngine, FakeVocab
 
 
@@ -275,13 +274,15 @@ class TestInterrupts:
             yield sample("story")
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(cli_bench, "measure", interrupted)
-        work = cli_bench.Work([], (0.0,), 1, False, SamplingParams(), DecodeParams(n_predict=8))
-        found = work.run(Opened(), quiet=True)  # type: ignore[arg-type]
+        monkeypatch.setattr(bench_spec, "measure", interrupted)
+        work = bench_spec.BenchSpec(
+            [], (0.0,), 1, False, SamplingParams(), DecodeParams(n_predict=8)
+        )
+        found = work.run(Opened())  # type: ignore[arg-type]
         assert (found.total.n_texts, found.complete) == (2, False)
-        monkeypatch.setattr(cli_bench, "measure", lambda *a, **k: stop_at_once())
+        monkeypatch.setattr(bench_spec, "measure", lambda *a, **k: stop_at_once())
         with pytest.raises(KeyboardInterrupt):  # nothing is done yet
-            work.run(Opened(), quiet=True)  # type: ignore[arg-type]
+            work.run(Opened())  # type: ignore[arg-type]
 
     def test_a_comparison(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*args: object, **kwargs: object) -> Iterator[Measured]:
@@ -398,19 +399,21 @@ class TestTuned:
 
     def test_what_was_run_live_decides(self) -> None:
         tried = [self.way("fixed", 1.3, 1.1), self.way("auto", 1.2, 1.15)]
-        assert winner([*tried, self.way("confidence", 1.9)]).name == "auto"
-        assert winner([self.way("fixed", 1.3), self.way("auto", 1.2)]).name == "fixed 3"
+        assert choose_winner([*tried, self.way("confidence", 1.9)]).name == "auto"
+        assert choose_winner([self.way("fixed", 1.3), self.way("auto", 1.2)]).name == "fixed 3"
 
     def test_a_way_that_loses_is_not_written(self) -> None:
         """Fixed lengths lose on every text, auto leaves the target alone."""
-        assert winner([self.way("fixed", 1.3, 0.9), self.way("auto", 1.2, 0.8)]).name == "auto"
-        assert winner([self.way("fixed", 0.9), self.way("auto", 0.8)]).name == "auto"
+        assert (
+            choose_winner([self.way("fixed", 1.3, 0.9), self.way("auto", 1.2, 0.8)]).name == "auto"
+        )
+        assert choose_winner([self.way("fixed", 0.9), self.way("auto", 0.8)]).name == "auto"
 
     def test_settings_as_models_yaml_has_them(self) -> None:
         best = self.way("fixed", 1.3, 1.1)
-        words = verdict(best, None, Path("d.gguf"))
+        words = conclude_tuning(best, None, Path("d.gguf"))
         assert words == ["fixed 3 with d.gguf: 1.10 times the target alone (1.00 to 1.20) live"]
-        told = tuned(best, None, words[0], "2026-11-30")
+        told = tuned_settings(best, None, words[0], "2026-11-30")
         assert {k: x for k, x in told.items() if x is not None} == {
             "draft-policy": "fixed", "n-draft": 3, "evidence": f"{words[0]}, 2026-11-30",
         }  # fmt: skip

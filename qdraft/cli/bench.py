@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,10 +17,9 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.render import bench as view
 from qdraft.render.progress import Bars
-from qdraft.session.pair import Pair
-from qdraft.study.bench import Sample, measure
-from qdraft.study.bench_rows import Bench, fold
-from qdraft.study.prompts import Task, built_in, read_tasks
+from qdraft.study.about import describe_pair
+from qdraft.study.bench_spec import BenchSpec
+from qdraft.study.prompts import built_in, read_tasks
 
 _WORK = "Work"
 
@@ -88,7 +86,7 @@ def bench(
     shown = Shown(output, as_json, quiet, plot, no_plot, report)
     chosen = study.names_of(kinds) if kinds else None
     tasks = read_tasks(prompts, chosen) if prompts else built_in(chosen, per_kind)
-    work = Work(
+    work = BenchSpec(
         tasks, study.parse_temperatures(temperatures), repeats, ignore_eos,
         SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p),
         DecodeParams(
@@ -102,63 +100,12 @@ def bench(
     ) as opened:
         if opened.draft is None and drafter != "ngram":
             raise UsageError("there is no draft to measure", hint="-d, or --drafter ngram")
-        found = work.run(opened, quiet=quiet)
-        about = {**study.about(opened, machine.threads), **work.about()}
+        with Bars(quiet=quiet) as bars:
+            found = work.run(opened, bars.step)
+        about = {**describe_pair(opened, machine.threads), **work.describe()}
     show_study(
         "qdraft bench", view.sheets(found), view.charts(found), view.report(found, about),
         found.doubts, [found.conclusion], shown, about,
     )  # fmt: skip
     if not found.complete:
         raise typer.Exit(INTERRUPTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is written, and how."""
-
-    tasks: list[Task]
-    temperatures: tuple[float, ...]
-    repeats: int
-    ignore_eos: bool
-    sampling: SamplingParams
-    params: DecodeParams
-
-    def __post_init__(self) -> None:
-        if self.params.n_predict < 2:
-            raise UsageError("a bench needs texts of at least 2 tokens (-n)")
-        if self.params.n_draft == 0:
-            raise UsageError("--n-draft 0 is the target alone, which is measured anyway")
-
-    def run(self, pair: Pair, *, quiet: bool) -> Bench:
-        """Measure until done, or until interrupted: what is done by then counts."""
-        vocab = pair.target_engine.vocab
-        ends = [t for t in range(vocab.n_tokens) if vocab.is_end(t)] if self.ignore_eos else []
-        sampling = SamplingParams(
-            top_k=self.sampling.top_k, top_p=self.sampling.top_p, min_p=self.sampling.min_p,
-            logit_bias=dict.fromkeys(ends, -float("inf")),
-        )  # fmt: skip
-        samples: list[Sample] = []
-        complete = True
-        with Bars(quiet=quiet) as bars:
-            try:
-                for sample in measure(
-                    pair, self.tasks, self.temperatures, sampling=sampling, params=self.params,
-                    repeats=self.repeats, progress=bars.step,
-                ):  # fmt: skip
-                    samples.append(sample)  # noqa: PERF402 (an interrupt keeps these)
-            except KeyboardInterrupt:
-                complete = False
-                if not samples:
-                    raise
-        return fold(samples, pair.costs.medians(), complete=complete)
-
-    def about(self) -> dict[str, Any]:
-        """The settings, for a report."""
-        return {
-            "n_prompts": len(self.tasks), "repeats": self.repeats,
-            "n_predict": self.params.n_predict, "temperatures": self.temperatures,
-            "top_k": self.sampling.top_k, "top_p": self.sampling.top_p,
-            "min_p": self.sampling.min_p, "ignore_eos": self.ignore_eos,
-            "drafter": self.params.drafter, "draft_policy": self.params.draft_policy,
-            "n_draft": self.params.n_draft, "verify": self.params.verify,
-        }  # fmt: skip

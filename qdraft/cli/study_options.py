@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from qdraft.cli import options as opt
 from qdraft.cli.machine_options import Machine
 from qdraft.errors import UsageError
 from qdraft.pairs.registry import Entry
-from qdraft.render.placed import in_words
-from qdraft.session.pair import Pair
-from qdraft.session.store import described
 from qdraft.study.replay import Costs
 
 NPredictStudy = Annotated[
@@ -73,14 +69,3 @@ def machine_of(entry: Entry | None, threads: int) -> Machine:
     """How an entry has its files loaded; ``threads`` wins where it is given."""
     told = dict(entry.options if entry else {})
     return Machine.of_entry({**told, "threads": str(threads)} if threads else told)
-
-
-def about(pair: Pair, n_threads: int) -> dict[str, Any]:
-    """The files, the build and the machine that figures are from."""
-    return {
-        "target": asdict(pair.target),
-        "draft": asdict(pair.draft) if pair.draft else None,
-        "kv": asdict(pair.kv),
-        "placed": [in_words(placed) for placed in pair.placed],
-        **described(n_threads),
-    }

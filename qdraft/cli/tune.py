@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -15,21 +12,12 @@ from qdraft.cli.opening import Models, entry_of, files_of
 from qdraft.cli.studies import Shown, show_study
 from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
-from qdraft.llama.params import EngineParams
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import PairSpec
-from qdraft.pairs import editing as file_of_models
 from qdraft.pairs import registry
-from qdraft.pairs.registry import Entry
 from qdraft.render import tune as view
 from qdraft.render.progress import Bars
-from qdraft.session.opening import open_spec
-from qdraft.session.pair import Pair
-from qdraft.study.prompts import KINDS, Task, built_in
-from qdraft.study.recording import Recording, save
-from qdraft.study.replay import Costs
-from qdraft.study.settings import Setting, choose_setting, try_settings
-from qdraft.study.tune import Tried, confirm, costs_of, record_pair, replay_ways, ways
+from qdraft.study.tune_pair import Tuner, find_entry, find_other_drafts
 
 _TUNING = "Tuning"
 
@@ -81,119 +69,50 @@ def tune(
     share_kv = entry.options.get("share-kv", "auto") if entry else "auto"
     connect(machine.servers)
     with Bars(quiet=quiet) as bars:
-        files = files_of(models, entry, threads, bars)
-        if files[1] is None:
-            raise UsageError("there is no draft to tune", hint="qdraft make makes one")
-        work = Work(
-            files[0], *machine.engines(2048), share_kv, registry.read_template(entry), sampling,
-            n_predict, bars,
-        )  # fmt: skip
-        others = [] if draft else _other_drafts(files, models_file)
-        recorded = [work.record(one) for one in (files[1], *others)]
-        found = max(recorded, key=lambda one: one.tried[0].replayed.speedup)
-        if record:
-            save(found.recording, record)
-        settings = [] if no_settings else work.try_settings(found)
-        chosen = choose_setting(settings) if settings else None
-        tried = work.confirm(found, n_confirmed, chosen)
-    winner = view.winner(tried)
-    words = view.verdict(winner, chosen, found.draft)
-    is_own = found.draft == files[1]
-    known = None
+        target_file, draft_file = files_of(models, entry, threads, bars)
+        if draft_file is None:
+            raise UsageError("there is no draft to tune", hint="make one with qdraft make")
+        spec = PairSpec.of(
+            target_file,
+            draft_file,
+            *machine.engines(2048),
+            share_kv=share_kv,
+            template=registry.read_template(entry),
+            keep_draft=True,
+        )
+        tuner = Tuner(spec, sampling, n_predict, bars.step)
+        others = [] if draft else find_other_drafts(target_file, draft_file, models_file)
+        tuning = tuner.tune(
+            [draft_file, *others],
+            n_confirmed,
+            with_settings=not no_settings,
+            record_file=record,
+        )
+    best = tuning.best
+    sentences = tuning.conclusion
     if not no_write:
-        known = _entry_to_write(entry, files[0], found.draft, models_file, is_own=is_own)
-    drafts = [{"draft": one.draft, "best": one.tried[0]} for one in recorded]
-    about = {"record": record, "draft": found.draft, "drafts": drafts, "settings": settings}
-    if known:
-        told = view.tuned(winner, chosen, words[0], date.today().isoformat())
-        where = file_of_models.set_tuned(known, told, user_file=models_file)
-        words.append(f"written to {where}: qdraft run --pair {known.name} uses it")
-    elif not no_write:
-        words.append("not written: qdraft models add names this pair, then tune it again")
+        is_own = entry is not None and best.draft == draft_file
+        known = entry if is_own else find_entry(target_file, best.draft, models_file)
+        if known:
+            path = tuning.write(known, models_file)
+            sentences.append(f"written to {path}: qdraft run --pair {known.name} uses it")
+        else:
+            sentences.append(
+                "not written: name this pair with qdraft models add, then tune it again"
+            )
+    about = {
+        "record": record,
+        "draft": best.draft,
+        "drafts": [{"draft": one.draft, "best": one.tried[0]} for one in tuning.recorded],
+        "settings": tuning.settings,
+    }
     show_study(
-        "qdraft tune", [*view.sheets(tried), *view.setting_sheets(settings)],
-        view.charts(tried, found.costs), view.report(tried, found.costs, about), [], words, shown,
-        found.recording.about,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A draft, its record and its costs, and what the replays made of it: the fastest first."""
-
-    draft: Path
-    recording: Recording
-    costs: Costs
-    tried: Sequence[Tried]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What tuning does with one target."""
-
-    target: Path
-    params: EngineParams
-    draft_params: EngineParams
-    share_kv: str
-    template: str | None
-    sampling: SamplingParams
-    n_predict: int
-    bars: Bars
-
-    def record(self, draft: Path) -> Recorded:
-        """Record the pair with this draft, and replay every way."""
-        temperature = self.sampling.temperature
-        with self._open(draft, self.params) as pair:
-            about = study.about(pair, self.params.n_threads)
-            recording = record_pair(
-                pair, built_in(), [temperature], self.sampling, self.n_predict, about,
-                self.bars.step,
-            )  # fmt: skip
-            costs = costs_of(recording)
-            assert costs
-            tried = replay_ways(
-                recording, costs, self.sampling, ways(temperature), share_kv=pair.kv.shared,
-                progress=self.bars.step,
-            )  # fmt: skip
-        return Recorded(draft, recording, costs, tried)
-
-    def _open(self, draft: Path, params: EngineParams) -> Pair:
-        threads = (params.n_threads, params.n_threads_batch)
-        draft_params = replace(self.draft_params, n_threads=threads[0], n_threads_batch=threads[1])
-        return open_spec(PairSpec.of(
-            self.target, draft, params, draft_params=draft_params, share_kv=self.share_kv,
-            template=self.template, keep_draft=True
-        ), self.bars.step)  # fmt: skip
-
-    def try_settings(self, found: Recorded) -> list[Setting]:
-        alpha = found.tried[0].replayed.alpha or 0.0
-        return list(try_settings(self.target, found.draft, self.params, alpha, self.bars.step))
-
-    def confirm(self, found: Recorded, n: int, chosen: Setting | None) -> list[Tried]:
-        """The best ``n`` ways and auto live, on prompts not recorded; then all the others."""
-        tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
-        params = chosen.params if chosen else self.params
-        if not n:
-            return list(found.tried)
-        with self._open(found.draft, params) as pair:
-            chosen_ways = [*found.tried[:n]]
-            chosen_ways += [one for one in found.tried[n:] if one.name == "auto"]
-            live = confirm(pair, tasks, self.sampling, chosen_ways, self.n_predict, self.bars.step)
-            rest = [one for one in found.tried if one not in chosen_ways]
-            return [*live, *rest]
-
-
-def _other_drafts(files: tuple[Path, Path | None], models_file: Path | None) -> list[Path]:
-    """Drafts that models.yaml knows for this target, beside the one that was asked for."""
-    known = [Path(e.draft) for e in registry.find_entries(files[0], models_file) if e.draft]
-    return [d for d in known if not files[1] or not d.samefile(files[1])]
-
-
-def _entry_to_write(
-    entry: Entry | None, target: Path, draft: Path, models_file: Path | None, *, is_own: bool
-) -> Entry | None:
-    """The entry that names this pair of files; None where there is none."""
-    if entry and is_own:
-        return entry
-    known = registry.find_entries(target, models_file)
-    return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)
+        "qdraft tune",
+        [*view.sheets(tuning.tried), *view.setting_sheets(tuning.settings)],
+        view.charts(tuning.tried, best.costs),
+        view.report(tuning.tried, best.costs, about),
+        [],
+        sentences,
+        shown,
+        best.recording.about,
+    )

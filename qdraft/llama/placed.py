@@ -239,3 +239,12 @@ def device_of(buffer: str, known: Sequence[Device]) -> str:
         return CPU
     names = sorted((device.name for device in known), key=len, reverse=True)
     return next((n for n in names if buffer == n or buffer.startswith(f"{n}_")), CPU)
+
+
+def describe_placed(placed: Placed) -> str:
+    """Name the devices that hold layers of a model, and what each holds; the CPU comes last."""
+    return ", ".join(
+        f"{share.n_layers} layers on {name} ({share.total / 2**30:.2f} GiB)"
+        for name, share in sorted(placed.shares.items(), key=lambda item: item[0] == CPU)
+        if share.n_layers
+    )

@@ -7,11 +7,9 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from qdraft.llama.placed import CPU, Placed
+from qdraft.llama.placed import describe_placed
 from qdraft.render.summary import line
 from qdraft.session.pair import Pair
-
-_GIB = 2**30
 
 
 def placed_view(pair: Pair) -> RenderableType | None:
@@ -21,18 +19,9 @@ def placed_view(pair: Pair) -> RenderableType | None:
     names = ("target", "draft")
     return Group(
         *(
-            line("placed" if i == 0 else "", f"{names[i]} {in_words(placed)}")
+            line("placed" if i == 0 else "", f"{names[i]} {describe_placed(placed)}")
             for i, placed in enumerate(pair.placed)
         )
-    )
-
-
-def in_words(placed: Placed) -> str:
-    """The devices that hold layers, with what they hold."""
-    return ", ".join(
-        f"{share.n_layers} layers on {name} ({share.total / _GIB:.2f} GiB)"
-        for name, share in sorted(placed.shares.items(), key=lambda item: item[0] == CPU)
-        if share.n_layers
     )
 
 

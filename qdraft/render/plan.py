@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 
 from qdraft.llama.placed import CPU, Share
 from qdraft.placement.plan import Plan
+from qdraft.placement.run_options import run_options
 from qdraft.render.summary import wrapped
 from qdraft.render.tables import Cell, Sheet, as_table
 from qdraft.session.compare_loaded import MemoryRow
@@ -77,7 +78,7 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
                              f"whole: {make}"))  # fmt: skip
     if plan.estimated:
         told.append(("note", "no such device is here: its working memory is taken to be the CPU's"))
-    if run := options_of(plan):
+    if run := run_options(plan):
         same = "" if plan.given.sizes else ", which is what auto does"
         told.append(("run", f"qdraft run {run}{same}"))
     return told
@@ -95,30 +96,6 @@ def _drafts(plan: Plan) -> str:
     )
 
 
-def options_of(plan: Plan) -> str:
-    """The options of qdraft run that place layers so; empty where none can say it."""
-    devices = [use for use in plan.uses if use.device != CPU]
-    target, draft = plan.models.target.params, plan.models.draft
-    if not devices or plan.estimated or (draft and len(draft.params.devices) > 1):
-        return ""
-    n_target = sum(use.target.n_layers for use in devices)
-    n_draft = sum(use.draft.n_layers for use in devices)
-    servers = dict.fromkeys(use.description for use in devices if use.remote)
-    told = [f"--rpc {','.join(servers)}"] if servers else []
-    if n_target:
-        told.append(f"-ngl {n_target} -dev {','.join(target.devices)}")
-        if target.tensor_split:
-            told.append(f"-ts {','.join(f'{n:g}' for n in target.tensor_split)}")
-    else:
-        told.append("-dev none")
-    if draft is None:
-        told.append("--no-draft")
-    else:
-        told.append(f"-devd {draft.params.devices[0]}")
-        told += [f"-ngld {n_draft}"] if n_draft else []
-    return " ".join(told)
-
-
 def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
     """All of it for JSON; bytes."""
     return {
@@ -132,7 +109,7 @@ def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
         "choices": [asdict(choice) for choice in plan.choices],
         "smaller_draft": plan.smaller_draft,
         "given": asdict(plan.given),
-        "run": options_of(plan),
+        "run": run_options(plan),
         "verified": None if rows is None else [_row_report(row) for row in rows],
     }
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from qdraft.decoding.policy.model import speedup
-from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.render.tables import Cell, Sheet
 from qdraft.study.chart_data import Chart, LineChart, costs_chart, line_of, places_chart
 from qdraft.study.explain import v_at
@@ -90,46 +88,6 @@ def setting_sheets(found: Sequence[Setting]) -> list[Sheet]:
         for one in found
     )  # fmt: skip
     return [Sheet("settings", ("setting", "target t/s", "c", "n_draft", "expected t/s", ""), rows)]
-
-
-def winner(tried: Sequence[Tried]) -> Tried:
-    """The fastest way live, or by the replay where nothing was confirmed; auto if none pays.
-
-    A fixed way that loses would lose on every text; auto leaves the target alone.
-    """
-
-    def speed(one: Tried) -> float:
-        return one.live.value if one.live else one.replayed.speedup
-
-    known = [one for one in tried if one.live] or tried
-    best = max(known, key=speed)
-    return best if speed(best) > 1 else next((t for t in known if t.name == "auto"), best)
-
-
-def verdict(best: Tried, setting: Setting | None, draft: Path) -> list[str]:
-    """What to run, and what it brought."""
-    ratio = best.live
-    if ratio is None:
-        found = f"{best.replayed.speedup:.2f} times the target alone by the replay, not confirmed"
-    else:
-        sure = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-        found = f"{ratio.value:.2f} times the target alone{sure} live"
-    words = [f"{best.name} with {draft.name}: {found}"]
-    if setting:
-        words.append(f"{setting.name}: {setting.per_second:.1f} t/s are expected with the draft")
-    return words
-
-
-def tuned(best: Tried, setting: Setting | None, evidence: str, day: str) -> dict[str, Value | None]:
-    """The settings as an entry of models.yaml has them."""
-    p = best.params
-    told: dict[str, Value | None] = {
-        "draft-policy": p.draft_policy, "n-draft": p.n_draft, "p-min": p.p_min,
-        "verification": p.verify if p.verify != "block" else None, "drafter": None,
-    }  # fmt: skip
-    if setting:
-        told["threads"] = setting.params.n_threads
-    return {**told, EVIDENCE: f"{evidence}, {day}"}
 
 
 def _row(one: Tried) -> tuple[Cell, ...]:

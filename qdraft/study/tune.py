@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,7 @@ from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.making.calibration import takes_a_chat
+from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.session.pair import Pair
 from qdraft.study import bench
 from qdraft.study.bench_rows import fold
@@ -18,6 +20,7 @@ from qdraft.study.child_job import Progress
 from qdraft.study.prompts import WARM_UP, Task
 from qdraft.study.recording import Recording, record
 from qdraft.study.replay import Costs, Replayed, replay
+from qdraft.study.settings import Setting
 
 _LENGTHS = range(1, 9)
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
@@ -174,3 +177,49 @@ def confirm(
         )
         total = fold(samples, pair.costs.medians()).total
         yield replace(one, live=total.speedup, live_alpha=total.alpha)
+
+
+def choose_winner(tried: Sequence[Tried]) -> Tried:
+    """Return the fastest way live, or the fastest by the replay if none was confirmed.
+
+    If no way pays, the winner is auto: a fixed way that loses would lose on every text, and auto
+    stops drafting.
+    """
+
+    def speed(way: Tried) -> float:
+        return way.live.value if way.live else way.replayed.speedup
+
+    known = [way for way in tried if way.live] or tried
+    best = max(known, key=speed)
+    return best if speed(best) > 1 else next((way for way in known if way.name == "auto"), best)
+
+
+def conclude_tuning(best: Tried, setting: Setting | None, draft: Path) -> list[str]:
+    """Say what to run, and how fast it was."""
+    ratio = best.live
+    if ratio is None:
+        speed = f"{best.replayed.speedup:.2f} times the target alone by the replay, not confirmed"
+    else:
+        interval = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+        speed = f"{ratio.value:.2f} times the target alone{interval} live"
+    sentences = [f"{best.name} with {draft.name}: {speed}"]
+    if setting:
+        sentences.append(f"{setting.name}: {setting.per_second:.1f} t/s expected with the draft")
+    return sentences
+
+
+def tuned_settings(
+    best: Tried, setting: Setting | None, evidence: str, day: str
+) -> dict[str, Value | None]:
+    """Return the settings under the keys of an entry of models.yaml; None removes a key."""
+    params = best.params
+    settings: dict[str, Value | None] = {
+        "draft-policy": params.draft_policy,
+        "n-draft": params.n_draft,
+        "p-min": params.p_min,
+        "verification": params.verify if params.verify != "block" else None,
+        "drafter": None,
+    }
+    if setting:
+        settings["threads"] = setting.params.n_threads
+    return {**settings, EVIDENCE: f"{evidence}, {day}"}

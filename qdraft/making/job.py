@@ -1,0 +1,152 @@
+"""One order for drafts of a target: their paths, their names, and what is refused before work."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdraft.errors import PairError, UsageError
+from qdraft.gguf.facts import Facts
+from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress
+from qdraft.llama.quantize import Recipe
+from qdraft.making.make import Made, make_draft, make_matrix, search_draft
+from qdraft.making.try_recipes import Rung
+from qdraft.pairs import editing, registry
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDraft:
+    """A draft that was made, the pair that names it, and the file that holds the pair."""
+
+    pair: str
+    models_file: Path
+    made: Made
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """Drafts of one target: where they go and under which name.
+
+    ``out`` and ``name`` None derive the draft's path and the pair's name from the target's.
+    ``n_places`` is the number of held-out tokens to compare each draft over; 0 skips it.
+    """
+
+    facts: Facts
+    out: Path | None
+    name: str | None
+    models_file: Path | None
+    threads: int
+    force: bool
+    n_places: int
+
+    def __post_init__(self) -> None:
+        EngineParams(n_threads=self.threads)  # raises UsageError for a bad number of threads
+
+    @property
+    def target(self) -> Path:
+        return self.facts.path
+
+    @property
+    def folder(self) -> Path:
+        return self.out.parent if self.out else self.target.parent
+
+    def path_of(self, recipe: Recipe) -> Path:
+        """The file that ``recipe`` is written to."""
+        return self.out or path_beside(self.target, recipe.file_type)
+
+    def check(self, recipes: Sequence[Recipe]) -> None:
+        """Refuse what cannot work before any work is done. Raises QDraftError."""
+        if self.facts.recurrent:
+            raise PairError(f"{self.target.name} is recurrent or hybrid, so no draft can serve it")
+        if not os.access(self.folder, os.W_OK):
+            raise UsageError(
+                f"{self.folder} is not writable", hint="choose another folder with --out"
+            )
+        known = registry.load(self.models_file, new=True).entries
+        for path in map(self.path_of, recipes):
+            if path.is_dir():
+                raise UsageError(f"{path} is a folder", hint="name a file with --out")
+            self.require_free(path)
+            entry = known.get(self.name or path.stem)
+            if entry and not self.force and entry.draft != str(path.absolute()):
+                raise UsageError(
+                    f"a pair named {entry.name} already exists",
+                    hint="choose another name with --name, or replace the pair with --force",
+                )
+
+    def require_free(self, path: Path, *, is_matrix: bool = False) -> None:
+        """Raise UsageError if writing ``path`` would overwrite something that should stay."""
+        if not path.exists():
+            return
+        if path.samefile(self.target):
+            raise UsageError(
+                f"{path} is the target itself and would be overwritten",
+                hint="choose another file with --out",
+            )
+        if not self.force:
+            hint = "overwrite it with --force"
+            if is_matrix:
+                hint = f"use it with --imatrix {path}, or collect it again with --force"
+            raise UsageError(f"{path} already exists", hint=hint)
+
+    def collect_matrix(self, text: str | None, n_written: int, progress: Progress) -> Path:
+        """Collect the importance matrix and write it beside the draft.
+
+        ``text`` None takes the built-in calibration text; the target writes about ``n_written``
+        tokens more. Raises what ``make_matrix`` raises.
+        """
+        path = self.folder / path_beside(self.target, "imatrix").name
+        self.require_free(path, is_matrix=True)
+        return make_matrix(
+            self.target,
+            path,
+            text=text,
+            n_written=n_written,
+            threads=self.threads,
+            progress=progress,
+        )
+
+    def search(
+        self, candidates: list[Recipe] | None, matrix: Path | None, progress: Progress
+    ) -> list[Rung]:
+        """Try ``candidates`` (None: the default recipes), and return them, the fastest first."""
+        return search_draft(
+            self.target,
+            candidates,
+            matrix,
+            folder=self.folder,
+            threads=self.threads,
+            progress=progress,
+        )
+
+    def make(self, recipe: Recipe, progress: Progress) -> NamedDraft:
+        """Make and measure one draft, and name the pair in models.yaml."""
+        path = self.path_of(recipe)
+        made = make_draft(
+            self.target,
+            path,
+            recipe,
+            threads=self.threads,
+            n_places=self.n_places,
+            progress=progress,
+        )
+        name = self.name or path.stem
+        models_file = editing.add(
+            name,
+            self.target,
+            path,
+            user_file=self.models_file,
+            origin=f"qdraft make {self.target.name}",
+        )
+        return NamedDraft(name, models_file, made)
+
+
+def path_beside(target: Path, kind: str) -> Path:
+    """A file next to the target: the target's name with ``kind`` in place of its type."""
+    stem = re.sub(r"[-._]?(BF16|I?Q\d\w*|TQ\d\w*|MXFP4|F16|F32)$", "", target.stem, flags=re.I)
+    stem = stem or target.stem
+    return target.with_name(f"{stem}.imatrix.gguf" if kind == "imatrix" else f"{stem}-{kind}.gguf")

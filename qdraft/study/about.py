@@ -1,0 +1,21 @@
+"""What the figures of a study are from: files, their placement, the build and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from qdraft.llama.placed import describe_placed
+from qdraft.session.pair import Pair
+from qdraft.session.store import described
+
+
+def describe_pair(pair: Pair, n_threads: int) -> dict[str, Any]:
+    """Describe a loaded pair and this machine for a report; ``n_threads`` 0 is the default."""
+    return {
+        "target": asdict(pair.target),
+        "draft": asdict(pair.draft) if pair.draft else None,
+        "kv": asdict(pair.kv),
+        "placed": [describe_placed(placed) for placed in pair.placed],
+        **described(n_threads),
+    }

@@ -1,0 +1,84 @@
+"""A bench as it was asked for, and running it until it is done or interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.errors import UsageError
+from qdraft.llama.progress import Progress, no_progress
+from qdraft.session.pair import Pair
+from qdraft.study.bench import Sample, measure
+from qdraft.study.bench_rows import Bench, fold
+from qdraft.study.prompts import Task
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSpec:
+    """What a bench generates, and how.
+
+    The texts of ``tasks`` are generated at each of ``temperatures``, ``repeats`` times. Under
+    ``ignore_eos`` no text ends before ``params.n_predict`` tokens.
+    """
+
+    tasks: list[Task]
+    temperatures: tuple[float, ...]
+    repeats: int
+    ignore_eos: bool
+    sampling: SamplingParams
+    params: DecodeParams
+
+    def __post_init__(self) -> None:
+        if self.params.n_predict < 2:
+            raise UsageError("--n-predict must be at least 2 for a bench")
+        if self.params.n_draft == 0:
+            raise UsageError(
+                "--n-draft is 0 but must be at least 1: a bench measures the target alone anyway"
+            )
+
+    def run(self, pair: Pair, progress: Progress = no_progress) -> Bench:
+        """Measure every text. An interrupt ends the bench with the texts that are done.
+
+        Raises KeyboardInterrupt if no text is done.
+        """
+        sampling = self.sampling
+        if self.ignore_eos:
+            vocab = pair.target_engine.vocab
+            ends = [token for token in range(vocab.n_tokens) if vocab.is_end(token)]
+            sampling = replace(sampling, logit_bias=dict.fromkeys(ends, -float("inf")))
+        samples: list[Sample] = []
+        complete = True
+        try:
+            for sample in measure(
+                pair,
+                self.tasks,
+                self.temperatures,
+                sampling=sampling,
+                params=self.params,
+                repeats=self.repeats,
+                progress=progress,
+            ):
+                samples.append(sample)  # noqa: PERF402 (an interrupt keeps these)
+        except KeyboardInterrupt:
+            complete = False
+            if not samples:
+                raise
+        return fold(samples, pair.costs.medians(), complete=complete)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings for a report."""
+        return {
+            "n_prompts": len(self.tasks),
+            "repeats": self.repeats,
+            "n_predict": self.params.n_predict,
+            "temperatures": self.temperatures,
+            "top_k": self.sampling.top_k,
+            "top_p": self.sampling.top_p,
+            "min_p": self.sampling.min_p,
+            "ignore_eos": self.ignore_eos,
+            "drafter": self.params.drafter,
+            "draft_policy": self.params.draft_policy,
+            "n_draft": self.params.n_draft,
+            "verify": self.params.verify,
+        }

@@ -1,0 +1,178 @@
+"""Tuning one target: record each draft, replay, try settings, confirm live, and write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from qdraft.decoding.records import SamplingParams
+from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress, no_progress
+from qdraft.llama.spec import Both, ModelSpec, PairSpec
+from qdraft.pairs import editing, registry
+from qdraft.pairs.registry import Entry
+from qdraft.session.opening import open_spec
+from qdraft.session.pair import Pair
+from qdraft.study.about import describe_pair
+from qdraft.study.prompts import KINDS, Task, built_in
+from qdraft.study.recording import Recording, save
+from qdraft.study.replay import Costs
+from qdraft.study.settings import Setting, choose_setting, try_settings
+from qdraft.study.tune import (
+    Tried,
+    choose_winner,
+    conclude_tuning,
+    confirm,
+    costs_of,
+    record_pair,
+    replay_ways,
+    tuned_settings,
+    ways,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDraft:
+    """A draft, its record and its costs, and what the replays gave: the fastest way first."""
+
+    draft: Path
+    recording: Recording
+    costs: Costs
+    tried: Sequence[Tried]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What tuning a target found.
+
+    ``recorded`` holds every draft that was tried, ``best`` the one that drafts fastest by the
+    replays. ``tried`` are its ways to draft, those that were confirmed live first; ``setting`` is
+    None if no settings were tried.
+    """
+
+    recorded: Sequence[RecordedDraft]
+    best: RecordedDraft
+    settings: Sequence[Setting]
+    setting: Setting | None
+    tried: Sequence[Tried]
+
+    @property
+    def winner(self) -> Tried:
+        return choose_winner(self.tried)
+
+    @property
+    def conclusion(self) -> list[str]:
+        """Sentences: what to run, and how fast it was."""
+        return conclude_tuning(self.winner, self.setting, self.best.draft)
+
+    def write(self, entry: Entry, models_file: Path | None) -> Path:
+        """Write the winner as the tuned settings of ``entry``; return the path of the file."""
+        day = date.today().isoformat()
+        tuned = tuned_settings(self.winner, self.setting, self.conclusion[0], day)
+        return editing.set_tuned(entry, tuned, user_file=models_file)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuner:
+    """How the drafts of one target are tuned: how a pair is opened, and what it generates.
+
+    ``spec`` holds a draft; the other drafts are opened by the draft's params.
+    """
+
+    spec: PairSpec
+    sampling: SamplingParams
+    n_predict: int
+    progress: Progress = no_progress
+
+    def tune(
+        self,
+        drafts: Sequence[Path],
+        n_confirmed: int,
+        *,
+        with_settings: bool,
+        record_file: Path | None = None,
+    ) -> Tuning:
+        """Record every draft, and confirm the best ``n_confirmed`` ways of the fastest one live.
+
+        ``with_settings`` also tries threads, flash attention and cache types. The record of the
+        fastest draft is written to ``record_file`` as soon as it is known.
+        """
+        target = self.spec.models.target
+        recorded = [self.record(draft) for draft in drafts]
+        best = max(recorded, key=lambda draft: draft.tried[0].replayed.speedup)
+        if record_file:
+            save(best.recording, record_file)
+        settings: list[Setting] = []
+        if with_settings:
+            alpha = best.tried[0].replayed.alpha or 0.0
+            settings = list(
+                try_settings(target.path, best.draft, target.params, alpha, self.progress)
+            )
+        setting = choose_setting(settings) if settings else None
+        return Tuning(recorded, best, settings, setting, self._confirm(best, n_confirmed, setting))
+
+    def record(self, draft: Path) -> RecordedDraft:
+        """Record the pair with this draft, and replay every way to draft."""
+        temperature = self.sampling.temperature
+        with self._open(draft, self.spec.models.target.params) as pair:
+            about = describe_pair(pair, self.spec.models.target.params.n_threads)
+            recording = record_pair(
+                pair,
+                built_in(),
+                [temperature],
+                self.sampling,
+                self.n_predict,
+                about,
+                self.progress,
+            )
+            costs = costs_of(recording)
+            assert costs
+            tried = replay_ways(
+                recording,
+                costs,
+                self.sampling,
+                ways(temperature),
+                share_kv=pair.kv.shared,
+                progress=self.progress,
+            )
+        return RecordedDraft(draft, recording, costs, tried)
+
+    def _open(self, draft: Path, params: EngineParams) -> Pair:
+        models = self.spec.models
+        assert models.draft
+        draft_params = replace(
+            models.draft.params,
+            n_threads=params.n_threads,
+            n_threads_batch=params.n_threads_batch,
+        )
+        pair = Both(replace(models.target, params=params), ModelSpec(draft, draft_params))
+        return open_spec(replace(self.spec, models=pair), self.progress)
+
+    def _confirm(self, best: RecordedDraft, n: int, setting: Setting | None) -> list[Tried]:
+        """Run the best ``n`` ways and auto live, on tasks that were not recorded.
+
+        The ways that were not run follow those that were.
+        """
+        if not n:
+            return list(best.tried)
+        tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
+        chosen = [*best.tried[:n], *(way for way in best.tried[n:] if way.name == "auto")]
+        with self._open(
+            best.draft, setting.params if setting else self.spec.models.target.params
+        ) as pair:
+            live = confirm(pair, tasks, self.sampling, chosen, self.n_predict, self.progress)
+            return [*live, *(way for way in best.tried if way not in chosen)]
+
+
+def find_other_drafts(target: Path, draft: Path, models_file: Path | None) -> list[Path]:
+    """Return the drafts that models.yaml names for this target, but for ``draft``."""
+    known = [Path(e.draft) for e in registry.find_entries(target, models_file) if e.draft]
+    return [other for other in known if not other.samefile(draft)]
+
+
+def find_entry(target: Path, draft: Path, models_file: Path | None) -> Entry | None:
+    """Return the entry of models.yaml that names this pair of files; None if there is none."""
+    known = registry.find_entries(target, models_file)
+    return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)
