@@ -31,7 +31,7 @@ from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
-from qdraft.session.store import described
+from qdraft.session.store import describe_machine
 from qdraft.study.prompts import WARM_UP
 
 TEMPERATURES = (0.0, 1.0)
@@ -275,7 +275,7 @@ def main() -> None:
     show(rows)
     if args.json:
         report = {
-            "machine": described(),
+            "machine": describe_machine(),
             "rig": args.size,
             "draft": args.draft,
             "n_predict": args.n_predict,

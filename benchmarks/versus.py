@@ -29,7 +29,7 @@ from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.host import default_threads
 from qdraft.pairs.packages import materialize
 from qdraft.pairs.registry import load
-from qdraft.session.store import described
+from qdraft.session.store import describe_machine
 from qdraft.session.text import encode_prompt
 from qdraft.study.prompts import KINDS, WARM_UP
 
@@ -228,7 +228,7 @@ def main() -> None:
     args = parser.parse_args()
     args.n_predict = args.n_predict or (20 if args.quick else 64)
     told = {
-        **described(), "n_predict": args.n_predict, "quick": args.quick,
+        **describe_machine(), "n_predict": args.n_predict, "quick": args.quick,
     }  # fmt: skip
     kinds = {k: p[:1] for k, p in KINDS.items() if not args.quick or k in ("code", "story")}
     temperatures = (0.0, 1.0) if args.quick else (0.0, 0.7, 1.0)
@@ -256,7 +256,7 @@ def main() -> None:
             texts += bench.texts
     rows = [asdict(text) for text in texts]
     report = {
-        "machine": {**told, "load_after": described()["load"]},
+        "machine": {**told, "load_after": describe_machine()["load"]},
         "bars": bars(rows, firsts),
         "tuned": tuned,
         "costs": costs,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.render.summary import _exact
 from qdraft.session import store as machine
-from qdraft.session.bit_identity import DEPTHS, Exactness, probe_exactness
+from qdraft.session.bit_identity import DEPTHS, BitIdentity, probe_bit_identity
 from qdraft.testing import FakeEngine, FakeVocab
 
 GREEDY = SamplingParams(temperature=0)
@@ -64,7 +64,7 @@ class NoisyEngine(FakeEngine):
 
 def test_all_widths_exact() -> None:
     engine = NoisyEngine(n_exact=100)
-    assert probe_exactness(engine, 8) == Exactness(8)
+    assert probe_bit_identity(engine, 8) == BitIdentity(8)
     assert engine.n_past == 0
     assert max(engine.widths) <= max(DEPTHS)
 
@@ -73,35 +73,35 @@ def test_all_widths_exact() -> None:
 @pytest.mark.parametrize("n_exact", [1, 2, 5, 8])
 def test_the_longest_draft_that_is_exact(n_exact: int, in_cells: bool) -> None:
     # a draft of n tokens makes a batch of n + 1 rows
-    found = probe_exactness(NoisyEngine(n_exact, in_cells=in_cells), 8)
-    assert found == Exactness(n_exact - 1, DEPTHS[0], 0.25)
+    probed = probe_bit_identity(NoisyEngine(n_exact, in_cells=in_cells), 8)
+    assert probed == BitIdentity(n_exact - 1, DEPTHS[0], 0.25)
 
 
 def test_a_fault_that_begins_deep_in_the_text_is_found() -> None:
-    assert probe_exactness(NoisyEngine(1, depth=256), 8) == Exactness(0, 300, 0.25)
-    assert probe_exactness(NoisyEngine(3, depth=256), 8) == Exactness(2, 300, 0.25)
+    assert probe_bit_identity(NoisyEngine(1, depth=256), 8) == BitIdentity(0, 300, 0.25)
+    assert probe_bit_identity(NoisyEngine(3, depth=256), 8) == BitIdentity(2, 300, 0.25)
     # a context that ends before it has nothing to fear
-    assert probe_exactness(NoisyEngine(1, depth=256, n_ctx=256), 4) == Exactness(4)
-    assert probe_exactness(NoisyEngine(9, n_ctx=16), 8).n_draft == 0
+    assert probe_bit_identity(NoisyEngine(1, depth=256, n_ctx=256), 4) == BitIdentity(4)
+    assert probe_bit_identity(NoisyEngine(9, n_ctx=16), 8).n_draft == 0
 
 
 def test_what_was_found_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "exact.json"
-    assert machine.load_exactness(path) is None
-    for found in (Exactness(8), Exactness(0, 300, 0.25)):
-        machine.save_exactness(path, found)
-        assert machine.load_exactness(path) == found
+    assert machine.load_bit_identity(path) is None
+    for probed in (BitIdentity(8), BitIdentity(0, 300, 0.25)):
+        machine.save_bit_identity(path, probed)
+        assert machine.load_bit_identity(path) == probed
     path.write_text('{"n_draft": -3, "depth": null, "difference": null}')
-    assert machine.load_exactness(path) is None
+    assert machine.load_bit_identity(path) is None
 
 
 def test_one_sentence_says_what_exact_does() -> None:
-    assert "up to 8 tokens equal one-token decoding" in _exact(Exactness(8))
-    assert "up to 4 tokens: rows of longer ones differ by 0.05" in _exact(Exactness(4, 24, 0.05))
-    deep = _exact(Exactness(0, 300, 0.61))
+    assert "up to 8 tokens equal one-token decoding" in _exact(BitIdentity(8))
+    assert "up to 4 tokens: rows of longer ones differ by 0.05" in _exact(BitIdentity(4, 24, 0.05))
+    deep = _exact(BitIdentity(0, 300, 0.61))
     assert "target runs alone" in deep
     assert "-t 1" in deep
-    assert "-t 1" not in _exact(Exactness(0, 24, 0.05))
+    assert "-t 1" not in _exact(BitIdentity(0, 24, 0.05))
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
 @pytest.mark.real
 def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> None:
     """Every prompt, across the edges of the cache view at 256 and 512 cells."""
-    found = exact_pair.exactness(8)
-    if found.n_draft == 0:
-        pytest.skip(f"no exact batch on this build and CPU: {found}")
+    longest = exact_pair.bit_identity(8)
+    if longest.n_draft == 0:
+        pytest.skip(f"no exact batch on this build and CPU: {longest}")
     endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
     drafted = 0
     for i, prompt in enumerate(PROMPTS):
@@ -128,8 +128,8 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
         alone = exact_pair.generate(prompt, endless, DecodeParams(n_predict=n_predict, n_draft=0))
         alone.read()
         assert text.tokens == alone.tokens, prompt
-        assert max(r.n_draft for r in text.rounds) <= found.n_draft
-        assert text.exactness == found
+        assert max(r.n_draft for r in text.rounds) <= longest.n_draft
+        assert text.bit_identity == longest
         drafted += text.summary.n_accepted
     assert drafted > 100
 
@@ -138,10 +138,10 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
 def test_without_exact_batches_the_target_runs_alone(exact_pair: Pair, smollm2: tuple[Path, Path]):
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=1024))) as pair:
         path = machine.store_path("exact", pair._target_facts, "8 1024")
-        machine.save_exactness(path, Exactness(0, 24, 0.05))  # as on a CPU where F16 has none
+        machine.save_bit_identity(path, BitIdentity(0, 24, 0.05))  # as on a CPU where F16 has none
         text = pair.generate("Hi", GREEDY, DecodeParams(n_predict=24, exact=True))
         text.read()
-        assert text.exactness == Exactness(0, 24, 0.05)
+        assert text.bit_identity == BitIdentity(0, 24, 0.05)
         assert not text.summary.n_drafted
         path.unlink()
-        assert pair.exactness(8) == probe_exactness(pair.target_engine, 8)
+        assert pair.bit_identity(8) == probe_bit_identity(pair.target_engine, 8)

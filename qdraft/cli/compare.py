@@ -18,7 +18,7 @@ from qdraft.llama.rpc import parse_servers
 from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as view
 from qdraft.render.progress import Bars
-from qdraft.session.store import described
+from qdraft.session.store import describe_machine
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.compare import compare as measure
 from qdraft.study.ranking import Comparison, Measured, conclude
@@ -105,7 +105,7 @@ def compare(
     )  # fmt: skip
     found = _run(spec, quiet=quiet)
     about = {
-        **described(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
+        **describe_machine(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
         "temperatures": spec.temperatures,
     }  # fmt: skip
     doubts = view.doubts(found, about["date"])

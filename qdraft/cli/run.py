@@ -172,7 +172,9 @@ def _show_figures(
     if not output.quiet and generation.rounds:
         seed = None if greedy else generation.seed
         talk_console().print(
-            summary_view(generation.summary, generation.finish_reason, seed, generation.exactness)
+            summary_view(
+                generation.summary, generation.finish_reason, seed, generation.bit_identity
+            )
         )
     if checked:
         talk_console().print(check_view(checked, greedy=greedy))

@@ -17,6 +17,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
     """Everything about one text, ready for json.dumps."""
     summary = dataclasses.asdict(generation.summary)
     summary["v"] = {str(width): ratio for width, ratio in summary["v"].items()}
+    exact = generation.bit_identity
     return {
         "text": generation.text,
         "tokens": generation.tokens,
@@ -31,7 +32,9 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "draft": _model(pair.draft) if pair.draft else None,
         "kv": dataclasses.asdict(pair.kv),
         "placed": placed_report(pair),
-        "exact": None if generation.exactness is None else dataclasses.asdict(generation.exactness),
+        "exact": None
+        if generation.bit_identity is None
+        else dataclasses.asdict(generation.bit_identity),
         "library": f"llama-cpp-python {library_version()}",
     }
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from qdraft.decoding.records import FinishReason
 from qdraft.decoding.summary import CIRCLES, NOISY, Summary
-from qdraft.session.bit_identity import Exactness
+from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check
 
 _BAR = 24
@@ -27,7 +27,7 @@ def summary_view(
     summary: Summary,
     reason: FinishReason,
     seed: int | None,
-    exactness: Exactness | None = None,
+    bit_identity: BitIdentity | None = None,
 ) -> RenderableType:
     """A few lines that stay below 80 columns; ``seed`` None where nothing was drawn."""
     lines = [
@@ -67,8 +67,8 @@ def summary_view(
     )
     if summary.n_dropped:
         lines.append(line("dropped", f"{summary.n_dropped} drafts with bad logits"))
-    if exactness:
-        lines += wrapped("exact", _exact(exactness))
+    if bit_identity:
+        lines += wrapped("exact", _exact(bit_identity))
     if summary.verdict:
         lines += wrapped("verdict", summary.verdict)
     if doubts := _doubts(summary):
@@ -91,7 +91,7 @@ def _doubts(summary: Summary) -> list[str]:
     return doubts
 
 
-def _exact(found: Exactness) -> str:
+def _exact(found: BitIdentity) -> str:
     """One sentence: how long drafts may be under --exact, and why not longer."""
     if found.depth is None or found.difference is None:
         return f"drafts of up to {found.n_draft} tokens equal one-token decoding, bit for bit"

@@ -1,8 +1,8 @@
 """Which verify batches give bit for bit the logits of decoding one token at a time?
 
-That depends on the build, the device, the file type, the cache type, the number of threads and
-the depth of the text, so it is tried. Drafts kept within these widths give a greedy text that is
-the target's own, token for token.
+That depends on the build, the device, the file type, the cache type, the number of threads and the
+depth of the text, so qdraft tries it. If drafts stay within these widths, a greedy text is the
+target's own, token for token.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import numpy as np
 
 from qdraft.decoding.engine import Engine
 
-# Tokens before the batch: a short text; across the edge where llama.cpp's view of its cache
-# grows from 256 cells to 512; beyond it, where a row alone may take another path; the next edge.
+# The depths to try, in tokens before the batch: a short text; across the edge where llama.cpp's
+# view of its cache grows from 256 cells to 512; beyond it, where a row alone may be computed
+# differently; the next edge.
 DEPTHS = (24, 250, 300, 508)
-_STEP = 5003  # a prime: the tokens of the trial are spread over the vocabulary
+DEEPEST = 1024  # no probe looks at more of the context
+_STEP = 5003  # a prime, which spreads the tokens of a probe over the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Exactness:
+class BitIdentity:
     """The longest draft whose verify batch is bit-identical to one-token decoding.
 
-    ``n_draft`` holds at every depth that was tried, also for all shorter drafts. ``depth`` is
-    where the next longer one first differed, ``difference`` by how much in a logit; both None
-    when no batch up to the widest that was tried differed.
+    ``n_draft`` and all shorter drafts are bit-identical at every depth that was tried. ``depth`` is
+    the depth at which the next longer draft first differed, and ``difference`` the largest
+    difference of a logit there. Both are None if no draft up to the longest that was tried
+    differed.
     """
 
     n_draft: int
@@ -34,34 +37,34 @@ class Exactness:
     difference: float | None = None
 
 
-def probe_exactness(target: Engine, n_most: int) -> Exactness:
+def probe_bit_identity(target: Engine, n_most: int) -> BitIdentity:
     """Try drafts of 1 to ``n_most`` tokens at each of ``DEPTHS`` that the context has room for.
 
-    Reads at most 508 tokens, then decodes some tens of tokens at each depth. The cache is
-    empty afterwards.
+    Reads at most 508 tokens and then decodes a few tens of tokens at each depth. Needs a sequence
+    of its own, which is empty afterwards.
     """
     room = target.n_ctx - n_most - 2
     depths = [depth for depth in DEPTHS if depth <= room]
-    found = Exactness(n_most if depths else 0)
+    longest = BitIdentity(n_most if depths else 0)
     n_vocab = target.vocab.n_tokens
     tokens = [i * _STEP % n_vocab for i in range(max(depths, default=0) + n_most + 2)]
     target.truncate(0)
     for depth in depths:
         target.eval(tokens[target.n_past : depth], 0)
         n = 1
-        while n <= found.n_draft:
+        while n <= longest.n_draft:
             difference = _difference(target, tokens[depth : depth + n + 2])
             if difference:
-                found = Exactness(n - 1, depth, difference)
+                longest = BitIdentity(n - 1, depth, difference)
             n += 1
     target.truncate(0)
-    return found
+    return longest
 
 
 def _difference(target: Engine, tokens: Sequence[int]) -> float:
-    """Largest difference between ``tokens`` one by one, and all but the last in one batch.
+    """The largest difference between ``tokens`` one by one, and all but the last in one batch.
 
-    The last one is decoded alone both times: it sees the cells that the others left.
+    The last token is decoded alone both times: its row shows the cells that the others left.
     """
     start = target.n_past
     alone = [target.eval([token], 1)[0].copy() for token in tokens]

@@ -1,4 +1,4 @@
-"""Was the text the target's own? The target alone, token by token, over what was emitted."""
+"""Check that a text is the target's own: run the target alone over it, token by token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from qdraft.decoding.sampling import Row, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the target alone says of a text.
+    """The result of running the target alone over a text.
 
-    ``same``: greedy, every token is its argmax; sampled, every token is in the support of
-    its distribution. ``fork`` is the first place (0 is the first emitted token) where not:
-    there, ``margin`` is how far its best logit is above the emitted token's. ``noise`` is the
-    largest difference between logits decoded one by one and as the rounds decoded them, at
-    the fork, or over the last drafted round without one (None where nothing was drafted).
+    ``same`` is True if the target alone could have written the text: greedy, every token is its
+    argmax; sampled, every token is in the support of its distribution. ``fork`` is the first place
+    that differs (0 is the first emitted token), and ``margin`` how far the target's best logit is
+    above the emitted token's there. ``noise`` is the largest difference between logits decoded one
+    by one and as the rounds decoded them: at the fork, or over the last drafted round if there is
+    no fork. It is None if nothing was drafted.
     """
 
     same: bool
@@ -30,16 +31,17 @@ class Check:
 
     @property
     def explained(self) -> bool:
-        """False when the noise cannot have moved the choice: then the fork is a bug."""
+        """False if the noise cannot explain the fork: then the fork is a bug."""
         return self.margin is None or (self.noise is not None and self.margin <= 2 * self.noise)
 
 
 def check(
     target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler
 ) -> Check:
-    """Run the target alone over prompt and emitted tokens, then the rounds once more.
+    """Run the target alone over prompt and emitted tokens, then repeat the rounds.
 
-    Takes about as long as the target alone takes for the text, and the verify batches again.
+    Takes about as long as the target alone takes for the text, plus the verify batches. ``target``
+    is a sequence of its own.
     """
     fork, margin, place = None, None, 0
     witness: tuple[int, list[Row]] | None = None  # a round, and its rows one by one
@@ -74,7 +76,7 @@ def _noise(
     alone: list[Row],
     fork: int | None,
 ) -> float:
-    """Largest difference to ``alone`` in the last of ``rounds``, decoded as they were."""
+    """The largest difference to ``alone`` in the last of ``rounds``, decoded as it was then."""
     target.truncate(0)
     tokens = list(prompt)
     for round in rounds:
@@ -87,7 +89,7 @@ def _noise(
 
 
 def _margin(sampler: Sampler, row: Row, context: Sequence[int], token: int) -> float | None:
-    """None where the target alone could have emitted ``token``, else how far it was off."""
+    """How far ``token`` is from what the target alone emits; None if it could have emitted it."""
     logits = sampler.adjust(row, context)
     best = sampler.argmax(row, context)
     if sampler.greedy:

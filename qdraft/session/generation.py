@@ -14,7 +14,7 @@ from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import Summary, summarize
 from qdraft.errors import QDraftError
-from qdraft.session.bit_identity import Exactness
+from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check, check
 from qdraft.session.text import TextReader
 
@@ -39,7 +39,7 @@ class Generation:
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
-        self.exactness: Exactness | None = None  # under ``exact``, once the text has begun
+        self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks; leaving the loop early ends the text, which is then INTERRUPTED."""
@@ -91,8 +91,8 @@ class Generation:
         nothing = self._params.drafter == "model" and self._pair.draft_engine is None
         if nothing or not (self._params.exact and wanted):
             return 0 if nothing else wanted
-        self.exactness = self._pair.exactness(max(8, wanted))
-        return min(wanted, self.exactness.n_draft)
+        self.bit_identity = self._pair.bit_identity(max(8, wanted))
+        return min(wanted, self.bit_identity.n_draft)
 
     def _run(self) -> Generator[Chunk]:
         pair, params = self._pair, self._params

@@ -28,7 +28,7 @@ from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.spec import PairSpec
 from qdraft.llama.vocab import require_same_vocab
 from qdraft.session import store as machine
-from qdraft.session.bit_identity import Exactness
+from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.contention import Contention
 from qdraft.session.generation import Generation
 from qdraft.session.text import encode_prompt
@@ -79,8 +79,8 @@ class Pair:
                 self.target_engine, self.draft_engine, share_kv,
                 flash_attn="off" not in (params.flash_attn, draft_params.flash_attn),
             )  # fmt: skip
-            self._target_facts = machine.facts_of(target, params)
-            facts = [machine.facts_of(draft, draft_params)] if draft else []
+            self._target_facts = machine.file_facts(target, params)
+            facts = [machine.file_facts(draft, draft_params)] if draft else []
             self._costs_path: Path | None = machine.store_path(
                 "costs", self._target_facts, *facts, str(self.kv.shared)
             )
@@ -162,12 +162,12 @@ class Pair:
         self._contention = Contention()
         self._costs_path = None  # costs of so many threads are not those to keep
 
-    def exactness(self, n_most: int) -> Exactness:
+    def bit_identity(self, n_most: int) -> BitIdentity:
         """How long drafts may be, up to ``n_most``, for bit-identical verify rows.
 
         Probed once for the target as it is loaded and kept from run to run.
         """
-        return machine.exactness(self.target_engine, self._target_facts, n_most)
+        return machine.find_bit_identity(self.target_engine, self._target_facts, n_most)
 
     @staticmethod
     def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept from run to run for the same files and settings."""
+"""Figures that were measured on this machine, stored for later runs of the same files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qdraft.llama.native import build_id, library_version
 from qdraft.llama.params import EngineParams
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.paths import cache_dir, new_file
-from qdraft.session.bit_identity import Exactness, probe_exactness
+from qdraft.session.bit_identity import DEEPEST, BitIdentity, probe_bit_identity
 
 log = logging.getLogger(__name__)
 
 
-def described(n_threads: int = 0) -> dict[str, Any]:
-    """What figures depend on beside the files, for a report: machine, build, threads, date."""
+def describe_machine(n_threads: int = 0) -> dict[str, Any]:
+    """The machine, build, threads and date of a report's figures, by the keys of its JSON."""
     return {
         "date": date.today().isoformat(),
         "cpu": cpu_name(),
@@ -38,8 +38,8 @@ def described(n_threads: int = 0) -> dict[str, Any]:
     }
 
 
-def facts_of(path: Path, params: EngineParams) -> str:
-    """All that the costs and the numerics of one loaded file depend on, but for the machine."""
+def file_facts(path: Path, params: EngineParams) -> str:
+    """What costs and numerics of a loaded file depend on, except for the machine: a key."""
     stat = path.stat()
     n_threads = params.n_threads or default_threads()
     how = replace(
@@ -52,20 +52,20 @@ def facts_of(path: Path, params: EngineParams) -> str:
 
 
 def store_path(kind: str, *facts: str) -> Path:
-    """Where figures of a kind are kept for these ``facts``, this build and these devices."""
-    others = [f"{one.name} {one.description}" for one in devices() if one.kind != "cpu"]
-    told = "\n".join((*facts, build_id(), cpu_id(), *others))
-    digest = hashlib.sha256(told.encode()).hexdigest()[:24]
+    """Where figures of one kind are stored for these ``facts``, this build and these devices."""
+    others = [f"{device.name} {device.description}" for device in devices() if device.kind != "cpu"]
+    key = "\n".join((*facts, build_id(), cpu_id(), *others))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     return cache_dir() / kind / f"{digest}.json"
 
 
 def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
-    """The table kept there; an empty one where there is none, or a damaged one."""
+    """The stored cost table; an empty one if there is none or the file is damaged."""
     try:
-        kept = _load(path)
-        target_s = float(kept["target_s"])
-        c = {str(source): float(ratio) for source, ratio in kept["c"].items()}
-        v = {int(width): float(ratio) for width, ratio in kept["v"].items()}
+        fields = _load(path)
+        target_s = float(fields["target_s"])
+        c = {str(source): float(ratio) for source, ratio in fields["c"].items()}
+        v = {int(width): float(ratio) for width, ratio in fields["v"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return CostTable(over_a_link=over_a_link)
     if min([target_s, *c.values(), *v.values()]) <= 0:
@@ -74,45 +74,51 @@ def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
 
 
 def save_costs(path: Path, costs: CostTable) -> None:
-    """Keep the medians. Where they cannot be written the next run measures again."""
+    """Store the medians. If they cannot be written, the next run measures again."""
     target_s, c, v = costs.medians(ENOUGH)
     if target_s is not None:
         _save(path, {"target_s": target_s, "c": c, "v": v})
 
 
-def exactness(target: Engine, facts: str, n_most: int) -> Exactness:
-    """What a probe of ``target`` finds (see ``session.bit_identity``), kept under ``facts``."""
-    depth = min(target.n_ctx, 1024)  # beyond this the probe does not look
-    path = store_path("exact", facts, f"{n_most} {depth}")
-    found = load_exactness(path)
-    if found is None:
-        log.info("trying which batches are bit-identical to one-token decoding (once)")
-        found = probe_exactness(target, n_most)
-        save_exactness(path, found)
-    return found
+def find_bit_identity(target: Engine, facts: str, n_most: int) -> BitIdentity:
+    """The stored result of ``probe_bit_identity`` under ``facts``, or that of a probe now."""
+    path = bit_identity_path(facts, n_most, target.n_ctx)
+    stored = load_bit_identity(path)
+    if stored is not None:
+        return stored
+    log.info("trying which batches are bit-identical to one-token decoding (once)")
+    probed = probe_bit_identity(target, n_most)
+    save_bit_identity(path, probed)
+    return probed
 
 
-def load_exactness(path: Path) -> Exactness | None:
-    """What a probe found; None where there is nothing, or something damaged."""
+def bit_identity_path(facts: str, n_most: int, n_ctx: int) -> Path:
+    """Where the result of a probe is stored."""
+    return store_path("exact", facts, f"{n_most} {min(n_ctx, DEEPEST)}")
+
+
+def load_bit_identity(path: Path) -> BitIdentity | None:
+    """The stored result of a probe; None if there is none or the file is damaged."""
     try:
-        kept = _load(path)
-        found = Exactness(int(kept["n_draft"]), kept["depth"], kept["difference"])
+        fields = _load(path)
+        stored = BitIdentity(int(fields["n_draft"]), fields["depth"], fields["difference"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.n_draft >= 0 else None
+    return stored if stored.n_draft >= 0 else None
 
 
-def save_exactness(path: Path, found: Exactness) -> None:
-    _save(path, asdict(found))
+def save_bit_identity(path: Path, probed: BitIdentity) -> None:
+    """Store the result of a probe. If it cannot be written, the next run probes again."""
+    _save(path, asdict(probed))
 
 
 def _load(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _save(path: Path, kept: dict[str, Any]) -> None:
+def _save(path: Path, fields: dict[str, Any]) -> None:
     try:
         with new_file(path) as part:
-            part.write_text(json.dumps(kept), encoding="utf-8")
+            part.write_text(json.dumps(fields), encoding="utf-8")
     except OSError as error:
-        log.debug("%s cannot be kept: %s", path, error.strerror)
+        log.debug("%s cannot be written: %s", path, error.strerror)

@@ -27,7 +27,7 @@ from qdraft.making.calibration import built_in_text, to_chunks
 from qdraft.making.make import held_out
 from qdraft.paths import cache_dir, new_file
 from qdraft.session.opening import fit
-from qdraft.session.store import described, facts_of, store_path
+from qdraft.session.store import describe_machine, file_facts, store_path
 from qdraft.study.child_job import Progress, run_job
 from qdraft.study.perplexity import chunks_of
 from qdraft.study.ranking import Measured
@@ -80,7 +80,7 @@ def compare(
     finally:
         model.close()
     key = (
-        facts_of(facts.path, params), _digest(json.dumps(chunks)), f"{spec.n_ctx} {_VERSION}"
+        file_facts(facts.path, params), _digest(json.dumps(chunks)), f"{spec.n_ctx} {_VERSION}"
     )  # fmt: skip
     store = store_path("logits", *key).with_suffix(".bin")
     engine = {**asdict(params), "n_ctx": max(1024, spec.n_ctx)}
@@ -102,7 +102,7 @@ def compare(
             about = file if isinstance(file, Facts) else _make(facts.path, file, spec, progress)
             kept = _Kept(
                 store_path(
-                    "compare", *key, facts_of(about.path, params),
+                    "compare", *key, file_facts(about.path, params),
                     f"{spec.temperatures} {spec.n_predict}",
                 ),
                 spec.again,
@@ -137,7 +137,7 @@ class _Kept:
 
     def keep(self, found: dict[str, Any]) -> dict[str, Any]:
         """Also says when it was measured, for those who find it later."""
-        self.value = {**found, "measured": described()}
+        self.value = {**found, "measured": describe_machine()}
         with new_file(self._path) as part:
             part.write_text(json.dumps(self.value, allow_nan=False), encoding="utf-8")
         return self.value
