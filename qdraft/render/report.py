@@ -17,7 +17,6 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
     """Everything about one text, ready for json.dumps."""
     summary = dataclasses.asdict(generation.summary)
     summary["v"] = {str(width): ratio for width, ratio in summary["v"].items()}
-    exact = generation.bit_identity
     return {
         "text": generation.text,
         "tokens": generation.tokens,
