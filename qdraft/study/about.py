@@ -7,7 +7,7 @@ from typing import Any
 
 from qdraft.llama.placed import describe_placed
 from qdraft.session.pair import Pair
-from qdraft.session.store import described
+from qdraft.session.store import describe_machine
 
 
 def describe_pair(pair: Pair, n_threads: int) -> dict[str, Any]:
@@ -17,5 +17,5 @@ def describe_pair(pair: Pair, n_threads: int) -> dict[str, Any]:
         "draft": asdict(pair.draft) if pair.draft else None,
         "kv": asdict(pair.kv),
         "placed": [describe_placed(placed) for placed in pair.placed],
-        **described(n_threads),
+        **describe_machine(n_threads),
     }
