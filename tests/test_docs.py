@@ -2,18 +2,110 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from typer.main import get_command
 
 import qdraft
 from qdraft.cli.main import app
 
 TOP = Path(__file__).parent.parent
 README = (TOP / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([*TOP.glob("*.md"), *(TOP / "docs").rglob("*.md")])
+WIDTH = 100
+# Where an option may have the name that it had before.
+HISTORY = ("CHANGELOG.md", "docs/reference/", "docs/log.md")
+# Options of pip, pytest, llama.cpp's tools and benchmarks/ that the documents name.
+FOREIGN = {
+    "--compare-loaded",
+    "--force-reinstall",
+    "--no-cache-dir",
+    "--no-deps",
+    "--no-repack",
+    "--page",
+    "--quick",
+    "--spec-draft-n-max",
+    "--spec-draft-p-min",
+}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(TOP).as_posix()
+
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Every fenced block of a document: its language and its lines."""
+    for match in re.finditer(r"^ *```(\w*)\n(.*?)^ *```$", text, re.M | re.S):
+        yield match[1], match[2]
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^ *```\w*\n.*?^ *```$", "", text, flags=re.M | re.S)
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its words, for example "run" and "models add"."""
+    top: dict[str, Any] = dict(get_command(app).commands)  # type: ignore[attr-defined]
+    nested = {
+        f"{name} {inner}": command
+        for name, group in top.items()
+        for inner, command in getattr(group, "commands", {}).items()
+    }
+    return {**top, **nested}
+
+
+def options(command: Any) -> set[str]:
+    """The options that the help of a command shows."""
+    shown = {
+        name
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    return {*shown, "--help", "-h"}
+
+
+COMMANDS = commands()
+OPTIONS = set().union(*map(options, COMMANDS.values()), {"--version"})
+
+
+def command_lines(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command line of qdraft in code: the name of the command and the words after it."""
+    code = [line for _, block in blocks(text) for line in block.replace("\\\n", " ").splitlines()]
+    code += re.findall(r"`([^`\n]+)`", without_blocks(text))
+    for line in code:
+        for part in line.removeprefix("$ ").split(" && "):
+            if not part.startswith("qdraft "):
+                continue
+            words = shlex.split(part.split(" > ")[0], comments=True)[1:]
+            if " ".join(words[:2]) in COMMANDS:
+                yield " ".join(words[:2]), words[2:]
+            elif words[0] != "COMMAND":
+                yield words[0], words[1:]
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", without_blocks(path.read_text(encoding="utf-8")), re.M)
+    return {slug(heading) for heading in headings}
 
 
 def test_every_package_and_module_is_in_the_file_map() -> None:
@@ -22,10 +114,17 @@ def test_every_package_and_module_is_in_the_file_map() -> None:
             assert re.search(rf"^  {re.escape(path.name)}/?\s", README, re.M), path.name
 
 
+def test_everything_in_the_file_map_is_there() -> None:
+    file_map = README.split("## File map")[1].split("```")[1]
+    for line in filter(None, file_map.splitlines()):
+        folder = TOP / "qdraft" if line.startswith("  ") else TOP
+        assert (folder / line.split()[0]).exists(), line
+
+
 def test_every_command_is_in_the_table() -> None:
-    for command in app.registered_commands:
-        assert command.callback is not None
-        assert f"| `qdraft {command.name or command.callback.__name__}`" in README
+    for name in COMMANDS:
+        if " " not in name:
+            assert f"| `qdraft {name}" in README
 
 
 def test_schemas_are_valid() -> None:
@@ -47,9 +146,126 @@ def test_the_pages_of_the_example_study_need_nothing_beside_themselves() -> None
         assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "path", sorted(TOP.glob("*.md")) + sorted((TOP / "docs").rglob("*.md")), ids=lambda p: p.name
-)
+@every_document
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
-        assert (path.parent / target).exists(), target
+    text = without_blocks(path.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        other = path.parent / name if name else path
+        assert other.exists(), target
+        if anchor:
+            assert anchor in anchors(other), target
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("Measure a pair", "measure-a-pair"),
+        ("What fits: `qdraft plan`", "what-fits-qdraft-plan"),
+        ("`--exact`", "--exact"),
+        ("See [this](that.md)", "see-this"),
+    ],
+)
+def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
+    assert slug(heading) == anchor
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = (TOP / "docs/README.md").read_text(encoding="utf-8")
+    reference = TOP / "docs/reference/README.md"
+    listed = reference.read_text(encoding="utf-8") if reference.exists() else ""
+    for path in (TOP / "docs").rglob("*.md"):
+        name = path.relative_to(TOP / "docs").as_posix()
+        is_listed = path.parent.name == "reference" and f"({path.name})" in listed
+        assert name == "README.md" or f"({name})" in index or is_listed, name
+
+
+@every_document
+def test_every_option_exists(path: Path) -> None:
+    """Whatever looks like a long option, in text or code; old names only in the history."""
+    text = path.read_text(encoding="utf-8")
+    if not relative(path).startswith(HISTORY):
+        named = set(re.findall(r"(?<![\w#-])--[a-z][a-z-]*", text))
+        assert named <= OPTIONS | FOREIGN
+
+
+@every_document
+def test_every_command_line_is_one_of_qdraft(path: Path) -> None:
+    """The command exists and has these options, the short ones too."""
+    for name, words in command_lines(path.read_text(encoding="utf-8")):
+        assert name in COMMANDS, name
+        for word in words:
+            if re.match(r"--?[a-z]", word) and word not in FOREIGN:
+                assert word.split("=")[0] in options(COMMANDS[name]), f"{name} {word}"
+
+
+def test_command_lines_are_found() -> None:
+    text = "Run `qdraft plan --vram 12G` or\n```\n$ qdraft run -m A \\\n  -n 3 && qdraft models list\n```\n"
+    assert list(command_lines(text)) == [
+        ("run", ["-m", "A", "-n", "3"]),
+        ("models list", []),
+        ("plan", ["--vram", "12G"]),
+    ]
+    assert "--nothing" not in OPTIONS
+
+
+@every_document
+def test_lines_fit(path: Path) -> None:
+    """In the text; a table and a block of code may be wider."""
+    if path.name == "cost-model.md":
+        return
+    for line in without_blocks(path.read_text(encoding="utf-8")).splitlines():
+        assert len(line) <= WIDTH or line.startswith("|"), line
+
+
+PYTHON = [
+    pytest.param(block, id=f"{relative(path)}-{i}")
+    for path in DOCUMENTS
+    for i, (language, block) in enumerate(blocks(path.read_text(encoding="utf-8")))
+    if language == "python"
+]
+
+
+def test_python_is_found() -> None:
+    assert PYTHON
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_public_names_in_python_exist(code: str) -> None:
+    """Imports, attributes of qdraft, and the keywords of calls of them."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "qdraft":
+            assert node.attr in qdraft.__all__
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("qdraft."):
+            called = getattr(qdraft, ast.unparse(node.func).removeprefix("qdraft."))
+            keywords = {keyword.arg for keyword in node.keywords if keyword.arg}
+            assert keywords <= set(inspect.signature(called).parameters)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_runs(
+    code: str, smollm2: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the demo model in place of the files that a document names."""
+    open_pair = qdraft.open_pair
+
+    def open_demo(*args: Any, **kwargs: Any) -> qdraft.Pair:
+        inspect.signature(open_pair).bind(*args, **kwargs)
+        files = {"target": smollm2[0], "draft": smollm2[1]}
+        return open_pair(**{**kwargs, **files})
+
+    monkeypatch.setattr(qdraft, "open_pair", open_demo, raising=False)
+    exec(compile(code, "document", "exec"), {"__name__": "document"})
+
+
+def test_the_test_command_is_where_ci_looks_for_it() -> None:
+    between = README.split("<!-- test-command -->")[1].split("<!-- end -->")[0]
+    lines = [line for line in between.splitlines() if line and not line.startswith("```")]
+    assert lines == [
+        "export CMAKE_ARGS=-DGGML_RPC=ON PIP_CACHE_DIR=~/.cache/qdraft-rpc",
+        "pip install '.[demo,test]' && pytest",
+    ]
