@@ -20,13 +20,13 @@ from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.gguf.facts import require_model
 from qdraft.llama.context import LlamaEngine, LlamaModel
-from qdraft.llama.kv_copy import couple
+from qdraft.llama.kv_copy import KvCourier, couple
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import not_as_asked
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.spec import PairSpec
-from qdraft.llama.vocab import require_same_vocab
+from qdraft.llama.vocab import LlamaVocab, require_same_vocab
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.contention import Contention
@@ -43,6 +43,18 @@ class ModelInfo:
     path: Path
     n_bytes: int
     file_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """A sequence of the target, one of the draft if there is a draft, and the copy between them.
+
+    ``kv_copy`` is None if the draft does not get the target's KV cells.
+    """
+
+    target: LlamaEngine
+    draft: LlamaEngine | None
+    kv_copy: KvCourier | None
 
 
 class Pair:
@@ -200,6 +212,23 @@ class Pair:
         """
         tokens = encode_prompt(self.target_engine.vocab, prompt, system=system, raw=raw)
         return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
+
+    @property
+    def vocab(self) -> LlamaVocab:
+        """The target's vocabulary."""
+        return self.target_engine.vocab
+
+    @contextmanager
+    def sequences(self) -> Iterator[Sequences]:
+        """Sequences of their own for a study or a check, which are empty and closed at the end."""
+        engines = [engine for engine in (self.target_engine, self.draft_engine) if engine]
+        for engine in engines:
+            engine.truncate(0)
+        try:
+            yield Sequences(self.target_engine, self.draft_engine, self.courier)
+        finally:
+            for engine in engines:
+                engine.truncate(0)
 
     @property
     def can_draft(self) -> bool:
