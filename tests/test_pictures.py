@@ -12,7 +12,7 @@ import pytest
 from qdraft.errors import UsageError
 from qdraft.render.charts import drawing, save_charts
 from qdraft.render.html import save_page
-from qdraft.render.tables import Sheet, as_csv, as_markdown, told
+from qdraft.render.tables import Sheet, as_csv, as_markdown, format_entry
 from qdraft.study.chart_data import BarChart, Line, LineChart, costs_chart, line_of
 
 CURVES = LineChart(
@@ -85,7 +85,7 @@ class TestSheets:
         ]  # fmt: skip
 
     def test_figures(self) -> None:
-        assert [told(x) for x in (None, "a", 3, 0.0, 0.0001234, 1.5, 56.789)] == [
+        assert [format_entry(x) for x in (None, "a", 3, 0.0, 0.0001234, 1.5, 56.789)] == [
             "", "a", "3", "0.000", "1.2e-04", "1.500", "56.79",
         ]  # fmt: skip
 

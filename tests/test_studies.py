@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ladder import REFERENCE, rung
 
-from qdraft.cli import compare as cli_compare
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.costs import CostTable
 from qdraft.decoding.policy.model import expected_tokens
@@ -24,13 +24,14 @@ from qdraft.render import compare as compare_view
 from qdraft.render.charts import drawing, svg
 from qdraft.render.tables import as_markdown
 from qdraft.study import bench_spec
+from qdraft.study import compare as study_compare
 from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import run_job
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
 from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
-from qdraft.study.ranking import Measured, conclude
+from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
 from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
@@ -186,59 +187,35 @@ class TestWork:
             read_tasks(tmp_path / "latin")
 
 
-def rung(name: str, size: int, kld: float, alone: float, as_draft: float | None) -> Measured:
-    mean = {"value": 0.9, "error": 0.01}
-    measured = None if as_draft is None else {"value": as_draft, "low": None, "high": None}
-    quality = {
-        "kld": {"value": kld, "error": 0.001}, "ppl": mean, "ppl_ratio": mean, "dp": mean,
-        "rms_dp": mean, "same_top": mean, "kld_median": kld, "kld_99": kld,
-    }  # fmt: skip
-    draft = {
-        "temperature": 0.0, "alpha_own": mean, "alpha_shared": mean, "n_draft": 3,
-        "predicted": 1.2, "measured": measured, "alpha_live": 0.9,
-    }  # fmt: skip
-    found = {
-        "quality": quality, "per_second": alone * 10, "target_per_second": 10.0, "memory": 10**6,
-        "prompt_per_second": 99.0, "c": 0.5, "v": {"2": 1.1}, "as_draft": [draft],
-    }  # fmt: skip
-    return Measured(f"m-{name}.gguf", Path(f"m-{name}.gguf"), name, size, 4.0, found)
-
-
-REFERENCE = Measured(
-    "m-F16.gguf", Path("m-F16.gguf"), "F16", 900, 16.0,
-    {"quality": {"ppl": {"value": 9.0, "error": 0.1}}, "memory": None, "prompt_per_second": 50.0},
-)  # fmt: skip
-
-
 class TestComparison:
     def test_which_pair_and_which_file(self) -> None:
-        rows = [rung("Q2_K", 100, 0.5, 2.5, 1.1), rung("Q8_0", 500, 0.001, 1.7, 0.9),
-                rung("Q4_K_M", 300, 0.015, 2.2, 1.4)]  # fmt: skip
+        rows = [rung("Q2_K", 100, 0.5, 2.5, Ratio(1.1)), rung("Q8_0", 500, 0.001, 1.7, Ratio(0.9)),
+                rung("Q4_K_M", 300, 0.015, 2.2, Ratio(1.4))]  # fmt: skip
         found = conclude(REFERENCE, rows)
-        assert [row.file_type for row in found.rows] == ["Q8_0", "Q4_K_M", "Q2_K"]
+        assert [row.file.file_type for row in found.rungs] == ["Q8_0", "Q4_K_M", "Q2_K"]
         assert found.recommendation.pair == "m-Q4_K_M.gguf"
         assert found.recommendation.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
         told = " ".join(found.recommendation.words)
         assert "1.40 times as fast" in told
         assert "2.20 times as fast" in told
-        assert "the single file is the faster one, the pair the exact one" in told
+        assert "the single file is faster, the pair is exact" in told
 
     def test_a_pair_that_may_as_well_lose_is_not_named(self) -> None:
-        row = rung("Q6_K", 400, 0.01, 0.9, 1.02)
-        row.found["as_draft"][0]["measured"] = {"value": 1.02, "low": 0.94, "high": 1.11}
-        found = conclude(REFERENCE, [row])
+        found = conclude(REFERENCE, [rung("Q6_K", 400, 0.01, 0.9, Ratio(1.02, 0.94, 1.11))])
         assert found.recommendation.pair is None
-        assert "its interval begins at 0.94: none is shown to pay" in found.recommendation.words[0]
+        assert (
+            "its interval begins at 0.94: no draft is shown to pay" in found.recommendation.words[0]
+        )
 
     def test_nothing_pays(self) -> None:
-        found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, 0.8)])
+        found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, Ratio(0.8))])
         assert (found.recommendation.pair, found.recommendation.single) == (None, None)
-        assert "none of these drafts pays" in found.recommendation.words[0]
-        assert "single file: none" in found.recommendation.words[1]
+        assert "no draft of these pays" in found.recommendation.words[0]
+        assert "single file: no file is both" in found.recommendation.words[1]
 
     def test_a_rung_that_failed_is_a_row(self) -> None:
-        failed = Measured("Q2_K", Path("Q2_K"), "", 0, 0.0, {}, "a child process died: SIGILL")
-        found = conclude(REFERENCE, [failed, rung("Q8_0", 500, 0.001, 1.7, 1.1)])
+        failed = FailedRung("Q2_K", "a child process died: SIGILL")
+        found = conclude(REFERENCE, [failed, rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
         text = as_markdown(compare_view.sheets(found))
         assert "SIGILL" in text
         assert "Q8_0" in text
@@ -248,14 +225,16 @@ class TestComparison:
         assert compare_view.charts(alone) == []
 
     def test_the_json_object(self) -> None:
-        found = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, 1.1)])
+        found = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
         report = json.loads(json.dumps(compare_view.report(found, {"n_ctx": 512}), default=str))
         assert {"reference", "rows", "verdict", "n_ctx", "complete"} <= report.keys()
         assert report["rows"][0]["quality"]["kld"] == {"value": 0.001, "error": 0.001}
         assert report["verdict"]["pair"] == "m-Q8_0.gguf"
 
     def test_pictures_of_rungs_without_a_figure(self) -> None:
-        found = conclude(REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, 1)])
+        found = conclude(
+            REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, Ratio(1))]
+        )
         for chart in compare_view.charts(found):
             assert drawing(chart)
             assert svg(chart).startswith("<svg")
@@ -285,14 +264,19 @@ class TestInterrupts:
             work.run(Opened())  # type: ignore[arg-type]
 
     def test_a_comparison(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*args: object, **kwargs: object) -> Iterator[Measured]:
-            yield REFERENCE
-            yield rung("Q8_0", 500, 0.001, 1.7, 1.1)
-            raise KeyboardInterrupt
+        class Interrupted:
+            def __init__(self, *args: object) -> None: ...
 
-        monkeypatch.setattr(cli_compare, "measure", interrupted)
-        found = cli_compare._run(ComparisonSpec(Path("t"), (), ""), quiet=True)
-        assert ([row.file_type for row in found.rows], found.complete) == (["Q8_0"], False)
+            def measure_reference(self) -> Reference:
+                return REFERENCE
+
+            def measure_rungs(self) -> Iterator[Rung]:
+                yield rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(study_compare, "Ladder", Interrupted)
+        found = study_compare.compare(ComparisonSpec(Path("t"), (), ""))
+        assert ([row.file.file_type for row in found.rungs], found.complete) == (["Q8_0"], False)
 
 
 def stop_at_once() -> Iterator[Sample]:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import tiny
 from invoke import qdraft
+from ladder import REFERENCE, rung
 
+from qdraft.decoding.intervals import Ratio
 from qdraft.errors import UsageError
 from qdraft.making.calibration import evaluation_text
 from qdraft.pairs import editing as models_file
@@ -123,23 +125,28 @@ class TestCompare:
         monkeypatch.setenv("QDRAFT_CACHE_DIR", str(tmp_path))
         ran: list[str] = []
 
-        def run(module: str, task: dict[str, Any], progress: object) -> dict[str, Any]:
-            ran.append(task["do"])
-            if task["do"] == "reference":
-                Path(task["store"]).write_bytes(b"logits")
-            elif len(ran) == 2:
+        fake = rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))
+
+        def run(module: str, request: dict[str, Any], progress: object) -> dict[str, Any]:
+            ran.append(request["do"])
+            if request["do"] == "reference":
+                Path(request["store"]).write_bytes(b"logits")
+                return REFERENCE.result.as_json()
+            if len(ran) == 2:
                 raise KeyboardInterrupt
-            return {"found": task["do"]}
+            return fake.result.as_json()
 
         spec = ComparisonSpec(smollm2[0], (smollm2[1],), evaluation_text(), n_ctx=64, n_chunks=1)
-        with pytest.raises(KeyboardInterrupt):
-            list(compare(spec, run=run))
+        interrupted = compare(spec, run=run)
+        assert (interrupted.rungs, interrupted.complete) == ((), False)
         assert ran == ["reference", "rung"]
         assert not list(tmp_path.rglob("*.part"))
-        again = list(compare(spec, run=run))
+        again = compare(spec, run=run)
         assert ran == ["reference", "rung", "rung"]
-        assert [one.found["found"] for one in again] == ["reference", "rung"]
-        assert len(list(compare(spec, run=run))) == 2
+        assert again.reference.result == REFERENCE.result
+        assert [one.result for one in again.rungs] == [fake.result]
+        assert again.complete
+        assert len(compare(spec, run=run).rungs) == 1
         assert len(ran) == 3  # all of it was kept
 
     def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:

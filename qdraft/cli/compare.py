@@ -21,7 +21,6 @@ from qdraft.render.progress import Bars
 from qdraft.session.store import describe_machine
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.compare import compare as measure
-from qdraft.study.ranking import Comparison, Measured, conclude
 
 _TEXT, _TYPES = "Text", "Types made on the fly"
 
@@ -103,7 +102,8 @@ def compare(
         again=again,
         servers=parse_servers(rpc),
     )  # fmt: skip
-    found = _run(spec, quiet=quiet)
+    with Bars(quiet=quiet) as bars:
+        found = measure(spec, progress=bars.step)
     about = {
         **describe_machine(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
         "temperatures": spec.temperatures,
@@ -121,18 +121,3 @@ def _rung(text: str) -> Path | str:
     """A file, or the name of a type."""
     path = Path(text)
     return path if path.exists() or path.suffix == ".gguf" or "/" in text else text.upper()
-
-
-def _run(spec: ComparisonSpec, *, quiet: bool) -> Comparison:
-    """Measure rung by rung; an interrupt ends it there, and the next run goes on from there."""
-    found: list[Measured] = []
-    complete = True
-    with Bars(quiet=quiet) as bars:
-        try:
-            for one in measure(spec, progress=bars.step):
-                found.append(one)  # noqa: PERF402 (an interrupt keeps these)
-        except KeyboardInterrupt:
-            complete = False
-            if not found:
-                raise
-    return conclude(found[0], found[1:], complete=complete)

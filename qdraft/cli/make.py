@@ -16,7 +16,7 @@ from qdraft.gguf.facts import require_model
 from qdraft.llama.quantize import Planned, Recipe, plan
 from qdraft.making.calibration import MAX_WRITTEN
 from qdraft.making.job import DraftJob, NamedDraft
-from qdraft.making.try_recipes import Rung
+from qdraft.making.try_recipes import TriedRecipe
 from qdraft.render.console import show_json, talk_console
 from qdraft.render.make import ladder_view, made_view, planned_view
 from qdraft.render.progress import Bars
@@ -162,7 +162,7 @@ def _show_planned(planned: Sequence[Planned], *, as_json: bool) -> None:
 
 
 def _show(
-    ladder: Sequence[Rung], made: Sequence[NamedDraft], *, as_json: bool, quiet: bool
+    ladder: Sequence[TriedRecipe], made: Sequence[NamedDraft], *, as_json: bool, quiet: bool
 ) -> None:
     if as_json:
         show_json({"drafts": made, "ladder": ladder})

@@ -10,3 +10,8 @@ Progress = Callable[[str, float, float], None]
 
 def no_progress(what: str, done: float, of: float) -> None:
     """Report nothing: the default wherever a ``Progress`` is taken."""
+
+
+def renamed(progress: Progress, what: str) -> Progress:
+    """Return a progress that reports ``what`` in place of what it is told."""
+    return lambda _, done, of: progress(what, done, of)

@@ -1,7 +1,7 @@
-"""The text that an importance matrix is collected over.
+"""The texts that an importance matrix is collected over, and that drafts are compared over.
 
-A small text of our own (code, prose, dialogue and mathematics in several languages), and what
-the target itself writes: there its activations are those that a draft will meet.
+The calibration text is a small text of our own (code, prose, dialogue and mathematics in several
+languages) and what the target itself generates: there its activations are those that a draft meets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.resources import files
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.imatrix import CHUNK
-from qdraft.llama.quantize import Progress
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.session.pair import Pair
 from qdraft.session.text import encode_prompt
 
@@ -34,12 +34,12 @@ MAX_WRITTEN = 768 * len(PROMPTS)  # each text has to fit its context
 
 
 def built_in_text() -> str:
-    """The text that comes with qdraft."""
+    """The calibration text that comes with qdraft."""
     return files("qdraft.making").joinpath("data/calibration.txt").read_text(encoding="utf-8")
 
 
 def evaluation_text() -> str:
-    """The text that quantizations are compared over; no passage of it is in the other."""
+    """The text that quantizations are compared over; the calibration text has no passage of it."""
     return files("qdraft.making").joinpath("data/evaluation.txt").read_text(encoding="utf-8")
 
 
@@ -48,44 +48,43 @@ def write_texts(
     prompts: Sequence[str],
     n_tokens: int,
     sampling: SamplingParams,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> list[tuple[int, list[int]]]:
-    """Texts by the target alone, at most ``n_tokens`` in all beside the prompts.
+    """Generate texts with the target alone, at most ``n_tokens`` in all beside the prompts.
 
-    Each comes with the number of its tokens that are prompt.
+    Returns the number of prompt tokens and all tokens of each text.
     """
     texts: list[tuple[int, list[int]]] = []
     raw = not takes_a_chat(pair, prompts[0])
-    each = -(-n_tokens // len(prompts))
+    n_each = -(-n_tokens // len(prompts))
     n_done = 0
     for i, prompt in enumerate(prompts):
-        params = DecodeParams(n_predict=min(each, n_tokens - n_done), n_draft=0, seed=i)
+        params = DecodeParams(n_predict=min(n_each, n_tokens - n_done), n_draft=0, seed=i)
         if params.n_predict < 1:
             break
         text = pair.generate(prompt, sampling, params, raw=raw)
         for _ in text:
-            if progress:
-                progress(n_done + len(text.tokens), n_tokens)
+            progress("writing texts", n_done + len(text.tokens), n_tokens)
         n_done += len(text.tokens)
         texts.append((len(text.prompt), [*text.prompt, *text.tokens]))
     return texts
 
 
 def takes_a_chat(pair: Pair, prompt: str) -> bool:
-    """False, with a warning, where the chat template is broken or refuses a plain prompt."""
+    """Return whether the chat template takes a plain prompt; warn if it does not."""
     try:
         encode_prompt(pair.target_engine.vocab, prompt)
     except UsageError as error:
-        log.warning("%s: texts are written without the template", error)
+        log.warning("%s: generating texts without the template", error)
         return False
     return True
 
 
 def to_chunks(texts: Sequence[Sequence[int]], bos: int) -> list[list[int]]:
-    """Texts one after the other, cut to chunks of ``CHUNK`` tokens; a rest is left out.
+    """Join the texts and cut them into chunks of ``CHUNK`` tokens, without what is left over.
 
-    ``bos`` replaces the first token of each chunk, as llama-imatrix has it; -1 where the model
-    wants none. Raises UsageError when there is less than one chunk.
+    ``bos`` replaces the first token of each chunk, as in llama-imatrix; -1 for a model without
+    one. Raises UsageError if there is less than one chunk.
     """
     tokens = [token for text in texts for token in text]
     chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens) - CHUNK + 1, CHUNK)]

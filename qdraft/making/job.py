@@ -13,8 +13,9 @@ from qdraft.gguf.facts import Facts
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress
 from qdraft.llama.quantize import Recipe
-from qdraft.making.make import Made, make_draft, make_matrix, search_draft
-from qdraft.making.try_recipes import Rung
+from qdraft.making.make import N_CTX, Made, make_draft, search_draft
+from qdraft.making.matrix import make_matrix
+from qdraft.making.try_recipes import TriedRecipe
 from qdraft.pairs import editing, registry
 
 
@@ -104,15 +105,15 @@ class DraftJob:
         return make_matrix(
             self.target,
             path,
+            EngineParams(n_ctx=N_CTX, n_threads=self.threads),
             text=text,
             n_written=n_written,
-            threads=self.threads,
             progress=progress,
         )
 
     def search(
         self, candidates: list[Recipe] | None, matrix: Path | None, progress: Progress
-    ) -> list[Rung]:
+    ) -> list[TriedRecipe]:
         """Try ``candidates`` (None: the default recipes), and return them, the fastest first."""
         return search_draft(
             self.target,

@@ -1,10 +1,9 @@
-"""Making a draft: an importance matrix from the target itself, quantized, and proven."""
+"""Making a draft: quantized from its target, loaded with it as a pair, and compared with it."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,31 +12,29 @@ from qdraft.errors import UsageError
 from qdraft.gguf import imatrix
 from qdraft.gguf.facts import read_facts, require_model
 from qdraft.host import default_threads
-from qdraft.llama.context import LlamaModel
-from qdraft.llama.imatrix import collect
 from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.quantize import Quantized, Recipe, plan, quantize
-from qdraft.llama.spec import ModelSpec, PairSpec
-from qdraft.making.calibration import PROMPTS, built_in_text, to_chunks, write_texts
+from qdraft.llama.spec import PairSpec
+from qdraft.making.calibration import write_texts
 from qdraft.making.overlap import Overlap, overlap
-from qdraft.making.try_recipes import Rung, recipes, try_recipes
-from qdraft.pairs.packages import Progress
-from qdraft.session.opening import fit, open_spec
+from qdraft.making.try_recipes import TriedRecipe, list_recipes, try_recipes
+from qdraft.session.opening import open_spec
 
-# Held out: none of these stands in the calibration text.
+# Held out: the calibration text has none of these.
 _PROMPTS = (
     "Write a short Python program that finds the longest line of a file.",
     "Why do leaves change their colour in autumn?",
     "Tell me a story about a ship that is looking for its captain.",
 )
-_N_CTX = 1024
+N_CTX = 1024  # context of the models while a draft is made
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
     """How well one draft stands in for the target, with the target's KV cells and with its own.
 
-    ``shared`` is None where the cells cannot be shared.
+    ``shared`` is None if the pair cannot share the cells.
     """
 
     shared: Overlap | None
@@ -46,50 +43,16 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A draft that was made: what it is, the matrix it was made with, and how good it is.
+    """A draft that was made, the importance matrix it was made with, and how good it is.
 
-    ``plain`` is a quantization of the same recipe without an importance matrix; None where the
-    draft itself is one. ``quality`` is None where it was not measured.
+    ``plain`` is the quality of the same recipe without an importance matrix; None if the draft
+    itself has none, or if its type needs one. ``quality`` is None if nothing was compared.
     """
 
     draft: Quantized
     matrix: Path | None
     quality: Quality | None
     plain: Quality | None
-
-
-def make_matrix(
-    target: Path,
-    path: Path,
-    *,
-    text: str | None = None,
-    n_written: int = 2048,
-    threads: int = 0,
-    progress: Progress | None = None,
-) -> Path:
-    """Collect the importance matrix of ``target`` and write it to ``path``.
-
-    It is taken over ``text`` (None: the built-in one) and about ``n_written`` tokens that the
-    target writes itself. Raises UsageError for a text of less than one chunk.
-    """
-    params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
-    with open_spec(PairSpec.of(target, None, params)) as pair:
-        vocab = pair.target_engine.vocab
-        texts = [vocab.tokenize(built_in_text() if text is None else text)]
-        step = _step(progress, "writing calibration text")
-        written = write_texts(pair, PROMPTS, n_written, SamplingParams(), step)
-        texts += [tokens for _, tokens in written]
-        chunks = to_chunks(texts, vocab.chunk_bos)
-    params = fit(ModelSpec(target, params)).params
-    model = LlamaModel(target, params)
-    try:
-        what = "collecting the importance matrix"
-        found = collect(model, chunks, params, progress=_step(progress, what))
-    finally:
-        model.close()
-    found.datasets = ("built in" if text is None else "a file", "written by the target")
-    found.save(path)
-    return path
 
 
 def make_draft(
@@ -99,38 +62,37 @@ def make_draft(
     *,
     threads: int = 0,
     n_places: int = 180,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Made:
-    """Quantize ``target`` to ``path`` by ``recipe``, load both as a pair, and measure.
+    """Quantize ``target`` to ``path`` by ``recipe``, load both as a pair, and compare them.
 
-    ``n_places`` is the number of tokens of held-out text that the draft is compared over, 0 for
-    no comparison. Raises UsageError where ``path`` is the target, PairError where the result is
-    no draft of it, and what ``quantize`` raises.
+    ``n_places`` is the number of tokens of held-out text to compare over; 0 compares nothing.
+    Raises UsageError if ``path`` is the target, PairError if the result is not a draft of it, and
+    what ``quantize`` raises.
     """
     target = require_model(target).path
     if path.exists() and path.samefile(target):
-        raise UsageError(f"{path} is the target itself: it would be overwritten")
+        raise UsageError(f"{path} is the target itself and would be overwritten")
     if recipe.imatrix:
-        imatrix.load(recipe.imatrix)  # names what is wrong before anything is written
+        imatrix.load(recipe.imatrix)  # a damaged matrix ends it before anything is written
     n_threads = threads or default_threads()
-    made = quantize(
-        target, path, recipe, threads=n_threads, progress=_step(progress, f"building {path.name}")
-    )
-    params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
+    draft = _build(target, path, recipe, n_threads, progress)
+    params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     if not n_places:
-        with open_spec(PairSpec.of(target, path, params, keep_draft=True)):
-            return Made(made, recipe.imatrix, None, None)
+        with open_spec(
+            PairSpec.of(target, path, params, keep_draft=True)
+        ):  # proves that it is a draft
+            return Made(draft, recipe.imatrix, None, None)
     texts = held_out(target, params, n_places, progress)
-    quality = measure(target, path, params, texts, progress)
+    quality = measure_quality(target, path, params, texts, progress)
     bare = replace(recipe, imatrix=None)
     if not recipe.imatrix or plan(target, bare).needs_matrix:
-        return Made(made, recipe.imatrix, quality, None)
+        return Made(draft, recipe.imatrix, quality, None)
     with tempfile.TemporaryDirectory(prefix="qdraft-", dir=path.parent) as folder:
         other = Path(folder) / f"plain-{path.name}"
-        step = _step(progress, f"building {other.name}")
-        quantize(target, other, bare, threads=n_threads, progress=step)
-        plain = measure(target, other, params, texts, progress)
-    return Made(made, recipe.imatrix, quality, plain)
+        _build(target, other, bare, n_threads, progress)
+        plain = measure_quality(target, other, params, texts, progress)
+    return Made(draft, recipe.imatrix, quality, plain)
 
 
 def search_draft(
@@ -141,31 +103,36 @@ def search_draft(
     folder: Path | None = None,
     threads: int = 0,
     n_places: int = 90,
-    progress: Progress | None = None,
-) -> list[Rung]:
-    """Try ``candidates`` (None: what is worth trying) on this machine; the fastest first.
+    progress: Progress = no_progress,
+) -> list[TriedRecipe]:
+    """Try ``candidates`` (None: ``list_recipes``) on this machine; the fastest first.
 
     The files are made in ``folder`` (None: beside the target) and removed again.
     """
-    params = EngineParams(n_ctx=_N_CTX, n_threads=threads)
-    candidates = candidates or recipes(matrix, read_facts(target).n_layers)
+    params = EngineParams(n_ctx=N_CTX, n_threads=threads)
+    candidates = candidates or list_recipes(matrix, read_facts(target).n_layers)
     texts = held_out(target, params, n_places, progress)
-    with tempfile.TemporaryDirectory(prefix="qdraft-", dir=folder or target.parent) as work:
+    with tempfile.TemporaryDirectory(prefix="qdraft-", dir=folder or target.parent) as temporary:
         return try_recipes(
-            target, candidates, texts, params, Path(work),
-            threads=threads or default_threads(), clock=time.perf_counter, progress=progress,
-        )  # fmt: skip
+            target,
+            candidates,
+            texts,
+            params,
+            folder=Path(temporary),
+            clock=time.perf_counter,
+            progress=progress,
+        )
 
 
-def measure(
+def measure_quality(
     target: Path,
     draft: Path,
     params: EngineParams,
     texts: list[tuple[int, list[int]]],
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Quality:
-    """How well ``draft`` stands in for ``target`` over ``texts``, as ``overlap`` takes them."""
-    step = _step(progress, f"measuring {draft.name}")
+    """Compare ``draft`` with the target over ``texts``, as ``overlap`` takes them."""
+    step = renamed(progress, f"measuring {draft.name}")
     with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
@@ -174,14 +141,25 @@ def measure(
 
 
 def held_out(
-    target: Path, params: EngineParams, n_places: int, progress: Progress | None
+    target: Path, params: EngineParams, n_places: int, progress: Progress = no_progress
 ) -> list[tuple[int, list[int]]]:
-    """Texts that the target writes at temperature 1, and how much of each is prompt."""
+    """Let the target generate ``n_places`` tokens of held-out text at temperature 1.
+
+    Returns the number of prompt tokens and all tokens of each text.
+    """
     plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
     with open_spec(PairSpec.of(target, None, params)) as pair:
-        step = _step(progress, "writing held-out text")
+        step = renamed(progress, "writing held-out text")
         return write_texts(pair, _PROMPTS, n_places, plain, step)
 
 
-def _step(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, of: progress(what, done, of)
+def _build(
+    target: Path, path: Path, recipe: Recipe, n_threads: int, progress: Progress
+) -> Quantized:
+    return quantize(
+        target,
+        path,
+        recipe,
+        threads=n_threads,
+        progress=lambda done, of: progress(f"building {path.name}", done, of),
+    )

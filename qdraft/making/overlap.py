@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.engine import Engine
 from qdraft.decoding.intervals import Mean, mean_of
-from qdraft.llama.quantize import Progress
+from qdraft.llama.progress import Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Means over ``n`` places of a text, at temperature 1 (or that named) and untruncated.
+    """Means over ``n`` places of texts, at temperature 1 and untruncated.
 
-    ``same_top`` is the share of places where both like the same token best: alpha of greedy
-    drafting. ``sum_min`` is the mean of sum over x of min(p(x), q(x)): alpha of sampled drafting
-    (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). ``sum_min_error`` is its standard
-    error. All are of the first token of a draft. ``by_temperature`` has the acceptance rate at
-    each temperature asked for: ``same_top`` at 0, else the mean of sum min(p, q) there.
+    ``same_top`` is the share of places where both models have the same most likely token: alpha of
+    greedy drafting. ``sum_min`` is the mean of sum over x of min(p(x), q(x)): alpha of sampled
+    drafting (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). ``sum_min_error`` is its
+    standard error. All are of the first token of a draft. ``by_temperature`` has the acceptance
+    rate at each temperature asked for: ``same_top`` at 0, else the mean of sum min(p, q) there.
     """
 
     n: int
@@ -36,17 +36,17 @@ def overlap(
     draft: Engine,
     texts: Sequence[tuple[int, Sequence[int]]],
     copy: Callable[[int], None] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     temperatures: Sequence[float] = (),
 ) -> Overlap:
-    """Compare over ``texts``: how many of its tokens are prompt, and all of them.
+    """Compare both models over ``texts``: the number of prompt tokens and all tokens of each.
 
-    With ``copy`` (of a courier) the draft sees the target's KV cells before each place, without
-    its own. Both caches are empty afterwards.
+    ``copy`` copies the target's KV cells into the draft from a place on; with it the draft sees
+    them before each place, else it keeps its own. Both sequences end empty.
     """
     same: list[bool] = []
     shares: dict[float, list[float]] = {t: [] for t in (1.0, *temperatures) if t > 0}
-    of = sum(len(tokens) - n_prompt for n_prompt, tokens in texts)
+    n_places = sum(len(tokens) - n_prompt for n_prompt, tokens in texts)
     n_vocab = min(target.vocab.n_tokens, draft.vocab.n_tokens)
     for n_prompt, tokens in texts:
         target.truncate(0)
@@ -62,17 +62,19 @@ def overlap(
             p = target.eval(tokens[place : place + 1], 1)[0, :n_vocab]
             q = draft.eval(tokens[place : place + 1], 1)[0, :n_vocab]
             same.append(bool(p.argmax() == q.argmax()))
-            for t, found in shares.items():
-                found.append(float(np.minimum(_softmax(p, t), _softmax(q, t)).sum()))
-            if progress:
-                progress(len(same), of)
+            for t, of_temperature in shares.items():
+                of_temperature.append(float(np.minimum(_softmax(p, t), _softmax(q, t)).sum()))
+            progress("comparing draft and target", len(same), n_places)
     target.truncate(0)
     draft.truncate(0)
-    means = {0.0: mean_of(same), **{t: mean_of(found) for t, found in shares.items()}}
+    means = {0.0: mean_of(same), **{t: mean_of(shares_at) for t, shares_at in shares.items()}}
     return Overlap(
-        len(same), means[0].value, means[1].value, means[1].error,
-        {t: means[t] for t in temperatures},
-    )  # fmt: skip
+        n=len(same),
+        same_top=means[0].value,
+        sum_min=means[1].value,
+        sum_min_error=means[1].error,
+        by_temperature={t: means[t] for t in temperatures},
+    )
 
 
 def _softmax(row: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:

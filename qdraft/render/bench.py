@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio
-from qdraft.render.tables import Cell, Sheet
+from qdraft.render.tables import Entry, Sheet
 from qdraft.study.bench_rows import Bench, BenchRow
 from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart
 
@@ -52,7 +52,7 @@ def sheets(bench: Bench) -> list[Sheet]:
         counted = tuple(enumerate(total.rounds_by_accepted))
         found.append(Sheet("rounds by tokens accepted", ("accepted", "rounds"), counted))
     if bench.v:
-        costs: tuple[tuple[Cell, ...], ...] = tuple((n, x) for n, x in sorted(bench.v.items()))
+        costs: tuple[tuple[Entry, ...], ...] = tuple((n, x) for n, x in sorted(bench.v.items()))
         of_draft = ", ".join(f"c of {source} {x:.3f}" for source, x in bench.c.items())
         found.append(Sheet(f"costs in target tokens: {of_draft}", ("rows", "v"), costs))
     return found
@@ -102,22 +102,22 @@ def report(bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
     return {**about, **whole}
 
 
-def _speed(row: BenchRow) -> tuple[Cell, ...]:
+def _speed(row: BenchRow) -> tuple[Entry, ...]:
     return (
         row.kind or "all", _number(row.temperature), row.alone_per_second,
         row.per_second, *_ends(row.speedup), row.predicted, row.ttft_s, row.alone_ttft_s,
     )  # fmt: skip
 
 
-def _rates(row: BenchRow) -> tuple[Cell, ...]:
+def _rates(row: BenchRow) -> tuple[Entry, ...]:
     return (row.alpha, row.draft_yield, row.tau, *_ends(row.speedup))
 
 
-def _ends(ratio: Ratio | None) -> tuple[Cell, Cell, Cell]:
+def _ends(ratio: Ratio | None) -> tuple[Entry, Entry, Entry]:
     return (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
 
 
-def _source(name: str, counts: dict[str, int]) -> tuple[Cell, ...]:
+def _source(name: str, counts: dict[str, int]) -> tuple[Entry, ...]:
     tested, accepted = counts["n_tested"], counts["n_accepted"]
     return (name, counts["n_drafted"], tested, accepted, accepted / tested if tested else None)
 

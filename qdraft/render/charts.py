@@ -32,7 +32,7 @@ def _bars(chart: BarChart) -> str:
     values = [x for of in chart.groups.values() for x in of if x is not None]
     most = max([*values, chart.even or 0.0]) or 1.0
     wide = max(map(len, chart.names), default=0)
-    lines = [chart.title if not chart.label else f"{chart.title} ({chart.label})"]
+    lines = [chart.title if not chart.x_label else f"{chart.title} ({chart.x_label})"]
     even = None if chart.even is None else round(_BAR * chart.even / most)
     for label, of in chart.groups.items():
         if len(chart.groups) > 1:
@@ -140,7 +140,7 @@ def _plot_bars(axes: Any, chart: BarChart) -> None:
         axes.barh(places, values, height=0.72 / n, label=label, xerr=errors, capsize=3)
     axes.set_yticks(range(len(chart.names)), chart.names)
     axes.invert_yaxis()
-    axes.set_xlabel(chart.label)
+    axes.set_xlabel(chart.x_label)
     if chart.even is not None:
         axes.axvline(chart.even, color="0.3", linewidth=1)
     if n > 1:

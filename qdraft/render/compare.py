@@ -3,172 +3,237 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qdraft.render.tables import Cell, Sheet
-from qdraft.study.chart_data import BarChart, Chart, LineChart, costs_chart, line_of
-from qdraft.study.ranking import Comparison, Measured
+from qdraft.decoding.intervals import Mean, Ratio
+from qdraft.render.tables import Entry, Sheet
+from qdraft.study.chart_data import (
+    BarChart,
+    Chart,
+    Line,
+    LineChart,
+    costs_chart,
+    line_of,
+    speed_chart,
+)
+from qdraft.study.ranking import Comparison, QuantFile, Reference, Rung
+
+_QUALITY = (
+    "file",
+    "PPL(Q)",
+    "±",
+    "PPL ratio",
+    "± ratio",
+    "Mean KLD",
+    "± KLD",
+    "Median KLD",
+    "99.0% KLD",
+)
+_SIZES = ("file", "type", "MB", "bits", "memory MB", "prompt t/s", "t/s", "x reference")
+_PROBABILITIES = ("file", "Mean Δp", "±", "RMS Δp", "± RMS", "Same top p", "± top")
+_AS_DRAFT = (
+    "file",
+    "T",
+    "c",
+    "alpha own",
+    "shared",
+    "n_draft",
+    "predicted",
+    "measured",
+    "low",
+    "high",
+)
 
 
-def sheets(found: Comparison) -> list[Sheet]:
-    """Size and speed, quality, worth as a draft; failed rungs at the end."""
-    rows = [row for row in found.rows if not row.error]
-    names = labels(found)
-    everyone = [found.reference, *rows]
-    speed = rows[0].found["target_per_second"] if rows else None
-    out = [
+def sheets(comparison: Comparison) -> list[Sheet]:
+    """Size and speed, quality, worth as a draft; the rungs that failed at the end."""
+    reference, rungs = comparison.reference, comparison.rungs
+    names = labels(comparison)
+    own = reference.result.quality.ppl
+    tables = [
         Sheet(
             "size and speed of each file alone",
-            ("file", "type", "MB", "bits", "memory MB", "prompt t/s", "t/s", "x reference"),
-            tuple((names[row.path], *_alone(row, speed)) for row in everyone),
+            _SIZES,
+            (
+                (names[reference.file.path], *_reference_speed(reference, rungs)),
+                *((names[rung.file.path], *_rung_speed(rung)) for rung in rungs),
+            ),
         ),
         Sheet(
             "perplexity and KL divergence, with standard errors",
+            _QUALITY,
             (
-                "file", "PPL(Q)", "±", "PPL ratio", "± ratio", "Mean KLD", "± KLD", "Median KLD",
-                "99.0% KLD",
+                (names[reference.file.path], own.value, own.error, *(None,) * 6),
+                *((names[rung.file.path], *_divergence(rung)) for rung in rungs),
             ),
-            tuple((names[row.path], *_divergence(row)) for row in everyone),
         ),
         Sheet(
             "probability of the text's next token and the same top token, in %",
-            ("file", "Mean Δp", "±", "RMS Δp", "± RMS", "Same top p", "± top"),
-            tuple((names[row.path], *_probabilities(row)) for row in rows),
+            _PROBABILITIES,
+            tuple((names[rung.file.path], *_probabilities(rung)) for rung in rungs),
         ),
-    ]  # fmt: skip
-    if rows:
-        columns = (
-            "file", "T", "c", "alpha own", "shared", "n_draft", "predicted", "measured", "low",
-            "high",
-        )  # fmt: skip
-        lines = tuple((names[row.path], *line) for row in rows for line in _draft(row))
-        out.append(Sheet(f"as a draft of {found.reference.name}", columns, lines))
-    failed = tuple((row.name, row.error) for row in found.rows if row.error)
-    if failed:
-        out.append(Sheet("not measured", ("file", "why"), failed))
-    return out
+    ]
+    if rungs:
+        lines = tuple((names[rung.file.path], *line) for rung in rungs for line in _as_draft(rung))
+        tables.append(Sheet(f"as a draft of {reference.file.name}", _AS_DRAFT, lines))
+    if comparison.failed:
+        failed = tuple((rung.name, rung.error) for rung in comparison.failed)
+        tables.append(Sheet("not measured", ("file", "why"), failed))
+    return tables
 
 
-def labels(found: Comparison) -> dict[Path, str]:
-    """Short names: the file's type where no other file has it, else its name."""
-    rows = (found.reference, *found.rows)
-    counts = Counter(row.file_type for row in rows)
+def labels(comparison: Comparison) -> dict[Path, str]:
+    """Short names by path: the file's type if no other file has it, else the file's name."""
+    files = [comparison.reference.file, *(rung.file for rung in comparison.rungs)]
+    counts = Counter(file.file_type for file in files)
     return {
-        row.path: row.file_type if counts[row.file_type] == 1 else row.path.stem for row in rows
+        file.path: file.file_type if counts[file.file_type] == 1 else file.path.stem
+        for file in files
     }
 
 
-def charts(found: Comparison) -> list[Chart]:
-    """Quality and acceptance against size, speed-ups, the target's costs."""
-    rows = [row for row in found.rows if not row.error]
-    if not rows:
+def charts(comparison: Comparison) -> list[Chart]:
+    """Quality and acceptance against size, speed-ups, and the reference's costs."""
+    rungs = comparison.rungs
+    if not rungs:
         return []
-    sizes = [row.n_bytes / 1e6 for row in rows]
-
-    def against_size(
-        title: str, label: str, values: list[tuple[str, list[float | None]]]
-    ) -> LineChart:
-        lines = [line_of(name, list(zip(sizes, y, strict=True))) for name, y in values]
-        return LineChart(title, "MB", label, tuple(lines))
-
-    kld = [row.found["quality"]["kld"]["value"] for row in rows]
-    temperatures = [of["temperature"] for of in rows[0].found["as_draft"]]
-    short = labels(found)
-    names = tuple(short[row.path] for row in rows)
-    alphas: list[tuple[str, list[float | None]]] = []
-    speeds: dict[str, tuple[float | None, ...]] = {}
-    low: dict[str, tuple[float | None, ...]] = {}
-    high: dict[str, tuple[float | None, ...]] = {}
-    for i, t in enumerate(temperatures):
-        of = [row.found["as_draft"][i] for row in rows]
-        alphas.append((f"T {t:g}", [_value(a["alpha_shared"] or a["alpha_own"]) for a in of]))
-        label = f"as a draft, T {t:g}"
-        speeds[label] = tuple(_value(a["measured"]) for a in of)
-        low[label] = tuple(a["measured"] and a["measured"]["low"] for a in of)
-        high[label] = tuple(a["measured"] and a["measured"]["high"] for a in of)
-    speeds["the file alone"] = tuple(
-        row.found["per_second"] / row.found["target_per_second"] for row in rows
-    )
-    low["the file alone"] = high["the file alone"] = (None,) * len(rows)
-    out: list[Chart] = [
-        against_size("KL divergence against size", "mean KLD", [("mean KLD", kld)]),
-        against_size("Acceptance against size", "alpha", alphas),
-        BarChart("Speed", "times the reference alone", names, speeds, 1.0, low, high),
+    short = labels(comparison)
+    names = tuple(short[rung.file.path] for rung in rungs)
+    temperatures = [draft.temperature for draft in rungs[0].result.as_draft]
+    alphas = [
+        _against_size(f"T {t:g}", rungs, names, [r.result.as_draft[i].alpha.value for r in rungs])
+        for i, t in enumerate(temperatures)
     ]
-    v = {int(n): x for n, x in rows[0].found["v"].items()}
-    return [*out, costs_chart(v, None, None)]
+    kld = [rung.result.quality.kld.value for rung in rungs]
+    size = "file size (MB)"
+    return [
+        LineChart(
+            "KL divergence against size",
+            size,
+            "mean KL divergence (nats)",
+            (_against_size("mean KLD", rungs, names, kld),),
+        ),
+        LineChart("Acceptance against size", size, "acceptance rate alpha", tuple(alphas)),
+        _speed_chart(rungs, names, temperatures),
+        costs_chart(rungs[0].result.v, None, None),
+    ]
 
 
-def doubts(found: Comparison, today: str) -> list[str]:
-    """What the rungs' benches doubted, and which figures are of another day."""
-    rows = [row for row in found.rows if not row.error]
-    told = sorted({f"{labels(found)[r.path]}: {d}" for r in rows for d in r.found["doubts"]})
-    old = sorted({r.found["measured"]["date"] for r in rows if "measured" in r.found} - {today})
-    if old:
-        told.append(f"some figures are of {', '.join(old)}, kept in the cache: --again measures")
-    return told
+def doubts(comparison: Comparison, today: str) -> list[str]:
+    """What the rungs' benches doubted, and which figures were measured on another day."""
+    names = labels(comparison)
+    sentences = sorted(
+        {f"{names[rung.file.path]}: {d}" for rung in comparison.rungs for d in rung.result.doubts}
+    )
+    days = sorted({rung.result.measured["date"] for rung in comparison.rungs} - {today})
+    if days:
+        sentences.append(
+            f"some figures were measured on {', '.join(days)} and come from the cache; --again "
+            "measures them again"
+        )
+    return sentences
 
 
-def report(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:
+def report(comparison: Comparison, about: dict[str, Any]) -> dict[str, Any]:
     """The JSON object: reference, rows and verdict."""
-    whole = asdict(found)
+    reference = comparison.reference
     return {
         **about,
-        "complete": found.complete,
-        "reference": _flat(whole["reference"]),
-        "rows": [_flat(row) for row in whole["rows"]],
-        "verdict": whole["recommendation"],
+        "complete": comparison.complete,
+        "reference": _row(reference.file, reference.result.as_json()),
+        "rows": [
+            *(_row(rung.file, rung.result.as_json()) for rung in comparison.rungs),
+            *(
+                _row(QuantFile(rung.name, Path(rung.name), "", 0, 0.0), {}, rung.error)
+                for rung in comparison.failed
+            ),
+        ],
+        "verdict": asdict(comparison.recommendation),
     }
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    found = row.pop("found")
-    return {**row, **found}
+def _row(file: QuantFile, result: dict[str, Any], error: str | None = None) -> dict[str, Any]:
+    return {**asdict(file), "error": error, **result}
 
 
-def _alone(row: Measured, reference: float | None) -> tuple[Cell, ...]:
-    found = row.found
-    memory = found["memory"]
-    alone = found.get("per_second")
+def _against_size(
+    label: str, rungs: Sequence[Rung], names: Sequence[str], values: Sequence[float]
+) -> Line:
+    sizes = [rung.file.n_bytes / 1e6 for rung in rungs]
+    return line_of(label, list(zip(sizes, values, strict=True)), names)
+
+
+def _speed_chart(
+    rungs: Sequence[Rung], names: tuple[str, ...], temperatures: Sequence[float]
+) -> BarChart:
+    """Each rung as a draft at each temperature, and alone."""
+    groups: dict[str, list[Ratio | None]] = {
+        f"as a draft, T {t:g}": [rung.result.as_draft[i].measured for rung in rungs]
+        for i, t in enumerate(temperatures)
+    }
+    groups["the file alone"] = [Ratio(rung.result.speedup_alone) for rung in rungs]
+    return speed_chart("Speed", "speed (times the reference alone)", names, groups)
+
+
+def _reference_speed(reference: Reference, rungs: Sequence[Rung]) -> tuple[Entry, ...]:
+    speed = rungs[0].result.target_per_second if rungs else None
+    result = reference.result
+    return _speed(reference.file, result.memory, result.prompt_per_second, speed, 1.0)
+
+
+def _rung_speed(rung: Rung) -> tuple[Entry, ...]:
+    result = rung.result
+    return _speed(
+        rung.file,
+        result.memory,
+        result.prompt_per_second,
+        result.per_second,
+        result.speedup_alone,
+    )
+
+
+def _speed(
+    file: QuantFile,
+    memory: int | None,
+    prompt_per_second: float,
+    per_second: float | None,
+    speedup: float,
+) -> tuple[Entry, ...]:
     return (
-        row.file_type, round(row.n_bytes / 1e6), row.bits_per_weight,
-        memory and round(memory / 1e6), found["prompt_per_second"], alone or reference,
-        alone / found["target_per_second"] if alone else 1.0,
-    )  # fmt: skip
+        file.file_type,
+        round(file.n_bytes / 1e6),
+        file.bits_per_weight,
+        None if memory is None else round(memory / 1e6),
+        prompt_per_second,
+        per_second,
+        speedup,
+    )
 
 
-def _divergence(row: Measured) -> tuple[Cell, ...]:
-    q = row.found["quality"]
-    own = (q["ppl"]["value"], q["ppl"]["error"])
-    if "kld" not in q:  # the reference itself
-        return (*own, *(None,) * 6)
-    return (
-        *own, q["ppl_ratio"]["value"], q["ppl_ratio"]["error"], q["kld"]["value"],
-        q["kld"]["error"], q["kld_median"], q["kld_99"],
-    )  # fmt: skip
+def _divergence(rung: Rung) -> tuple[Entry, ...]:
+    q = rung.result.quality
+    means = (q.ppl, q.ppl_ratio, q.kld)
+    return (*(x for mean in means for x in (mean.value, mean.error)), q.kld_median, q.kld_99)
 
 
-def _probabilities(row: Measured) -> tuple[Cell, ...]:
-    q = row.found["quality"]
-    means = (q["dp"], q["rms_dp"], q["same_top"])
-    return tuple(100 * mean[key] for mean in means for key in ("value", "error"))
+def _probabilities(rung: Rung) -> tuple[Entry, ...]:
+    q = rung.result.quality
+    means: tuple[Mean, ...] = (q.dp, q.rms_dp, q.same_top)
+    return tuple(100 * x for mean in means for x in (mean.value, mean.error))
 
 
-def _draft(row: Measured) -> list[tuple[Cell, ...]]:
-    lines: list[tuple[Cell, ...]] = []
-    for of in row.found["as_draft"]:
-        measured = of["measured"] or {"value": None, "low": None, "high": None}
-        lines.append(
-            (
-                f"{of['temperature']:g}", row.found["c"], _value(of["alpha_own"]),
-                _value(of["alpha_shared"]), of["n_draft"], of["predicted"], measured["value"],
-                measured["low"], measured["high"],
-            )
-        )  # fmt: skip
-    return lines
-
-
-def _value(mean: dict[str, float] | None) -> float | None:
-    return None if mean is None else mean["value"]
+def _as_draft(rung: Rung) -> Iterator[tuple[Entry, ...]]:
+    for draft in rung.result.as_draft:
+        measured = draft.measured
+        yield (
+            f"{draft.temperature:g}",
+            rung.result.c,
+            draft.alpha_own.value,
+            draft.alpha_shared.value if draft.alpha_shared else None,
+            draft.n_draft,
+            draft.predicted,
+            *((measured.value, measured.low, measured.high) if measured else (None,) * 3),
+        )

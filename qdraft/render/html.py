@@ -10,7 +10,7 @@ from typing import Any
 
 from qdraft.paths import new_file
 from qdraft.render.charts import svg
-from qdraft.render.tables import Sheet, told
+from qdraft.render.tables import Sheet, format_entry
 from qdraft.study.chart_data import Chart
 
 _STYLE = """
@@ -71,7 +71,7 @@ def _table(sheet: Sheet) -> str:
     head = "".join(f"<th{k}>{escape(c)}</th>" for c, k in zip(sheet.columns, kinds, strict=True))
     rows = "\n".join(
         "<tr>"
-        + "".join(f"<td{k}>{escape(told(x))}</td>" for x, k in zip(row, kinds, strict=True))
+        + "".join(f"<td{k}>{escape(format_entry(x))}</td>" for x, k in zip(row, kinds, strict=True))
         + "</tr>"
         for row in sheet.rows
     )

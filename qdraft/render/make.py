@@ -12,7 +12,7 @@ from rich.text import Text
 from qdraft.llama.quantize import Planned, Recipe
 from qdraft.making.make import Made, Quality
 from qdraft.making.overlap import Overlap
-from qdraft.making.try_recipes import Rung
+from qdraft.making.try_recipes import TriedRecipe
 from qdraft.render.summary import line, wrapped
 
 
@@ -53,7 +53,7 @@ def planned_view(planned: Sequence[Planned]) -> RenderableType:
     return Group(*lines)
 
 
-def ladder_view(ladder: Sequence[Rung]) -> RenderableType:
+def ladder_view(ladder: Sequence[TriedRecipe]) -> RenderableType:
     """What was tried, the fastest first, and why that one."""
     table = Table(box=None, pad_edge=False, header_style="label")
     for column in ("recipe", "MB", "alpha", "c", "n_draft", "predicted"):

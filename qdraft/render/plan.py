@@ -12,7 +12,7 @@ from qdraft.llama.placed import CPU, Share
 from qdraft.placement.plan import Plan
 from qdraft.placement.run_options import run_options
 from qdraft.render.summary import wrapped
-from qdraft.render.tables import Cell, Sheet, as_table
+from qdraft.render.tables import Entry, Sheet, as_table
 from qdraft.session.compare_loaded import MemoryRow
 
 _GIB = 2**30
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 def plan_view(plan: Plan) -> RenderableType:
     """What each device needs, then the verdict."""
-    needs: tuple[tuple[Cell, ...], ...] = tuple(
+    needs: tuple[tuple[Entry, ...], ...] = tuple(
         (use.device, model, share.n_layers, *(_gib(x) for x in _sizes(share)))
         for use in plan.uses
         for model, share in (("target", use.target), ("draft", use.draft))

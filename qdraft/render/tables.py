@@ -11,21 +11,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Cell = str | int | float | None
+Entry = str | int | float | None
 
 FORMATS = ("table", "json", "csv", "md")
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Rows under named columns; None is "not measured". Numbers stand right, text left."""
+    """Rows under named columns. None is "not measured". Numbers stand right, text stands left."""
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Entry, ...], ...]
 
     def used(self) -> Sheet:
-        """Without the columns that no row has anything in."""
+        """The sheet without the columns that are empty in every row."""
         kept = [
             i
             for i in range(len(self.columns))
@@ -38,31 +38,33 @@ class Sheet:
         )
 
 
-def told(cell: Cell) -> str:
-    """A cell for people: four figures at most."""
-    if cell is None:
+def format_entry(entry: Entry) -> str:
+    """Write an entry for people: a number with four figures at most."""
+    if entry is None:
         return ""
-    if not isinstance(cell, float):
-        return str(cell)
-    if cell and abs(cell) < 0.001:
-        return f"{cell:.1e}"
-    places = 3 if abs(cell) < 10 else 2 if abs(cell) < 100 else 1 if abs(cell) < 1000 else 0
-    return f"{cell:.{places}f}"
+    if not isinstance(entry, float):
+        return str(entry)
+    if entry and abs(entry) < 0.001:
+        return f"{entry:.1e}"
+    places = 3 if abs(entry) < 10 else 2 if abs(entry) < 100 else 1 if abs(entry) < 1000 else 0
+    return f"{entry:.{places}f}"
 
 
 def as_table(sheet: Sheet) -> RenderableType:
-    """For a terminal."""
+    """A table for a terminal."""
     sheet = sheet.used()
     table = Table(box=None, pad_edge=False, header_style="label")
     for i, name in enumerate(sheet.columns):
-        table.add_column(name, justify="right" if _numeric(sheet, i) else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if _is_numeric(sheet, i) else "left", overflow="fold"
+        )
     for row in sheet.rows:
-        table.add_row(*(Text(told(cell)) for cell in row))
+        table.add_row(*(Text(format_entry(entry)) for entry in row))
     return Group(Text(sheet.title), table) if sheet.title else table
 
 
 def as_csv(sheets: Sequence[Sheet]) -> str:
-    """All digits; the name of the sheet is the first column where there are several."""
+    """All sheets as CSV with all digits; the first column is the title of the sheet."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for sheet in sheets:
@@ -75,14 +77,15 @@ def as_markdown(sheets: Sequence[Sheet]) -> str:
     """Markdown tables, each under its title."""
     out: list[str] = []
     for sheet in map(Sheet.used, sheets):
-        rule = ["---:" if _numeric(sheet, i) else "---" for i in range(len(sheet.columns))]
         if sheet.title:
             out += [f"**{sheet.title}**", ""]
-        for cells in (sheet.columns, rule, *([told(cell) for cell in row] for row in sheet.rows)):
-            out.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        rule = ["---:" if _is_numeric(sheet, i) else "---" for i in range(len(sheet.columns))]
+        body = ([format_entry(entry) for entry in row] for row in sheet.rows)
+        for texts in (sheet.columns, rule, *body):
+            out.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
         out.append("")
     return "\n".join(out)
 
 
-def _numeric(sheet: Sheet, column: int) -> bool:
+def _is_numeric(sheet: Sheet, column: int) -> bool:
     return not any(isinstance(row[column], str) for row in sheet.rows)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdraft.decoding.policy.model import speedup
-from qdraft.render.tables import Cell, Sheet
+from qdraft.render.tables import Entry, Sheet
 from qdraft.study.chart_data import Chart, LineChart, costs_chart, line_of, places_chart
 from qdraft.study.explain import v_at
 from qdraft.study.replay import Costs
@@ -90,9 +90,9 @@ def setting_sheets(found: Sequence[Setting]) -> list[Sheet]:
     return [Sheet("settings", ("setting", "target t/s", "c", "n_draft", "expected t/s", ""), rows)]
 
 
-def _row(one: Tried) -> tuple[Cell, ...]:
+def _row(one: Tried) -> tuple[Entry, ...]:
     made, live = one.replayed, one.live
-    ends: tuple[Cell, ...] = (live.value, live.low, live.high) if live else (None, None, None)
+    ends: tuple[Entry, ...] = (live.value, live.low, live.high) if live else (None, None, None)
     return (
         one.name, made.alpha, made.draft_yield, made.tau, made.speedup, *ends, one.live_alpha,
     )  # fmt: skip

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from qdraft.decoding.intervals import TimedText
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.llama.progress import Progress
 from qdraft.making.calibration import takes_a_chat
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Pair
-from qdraft.study.child_job import Progress
 from qdraft.study.prompts import WARM_UP, Task
 
 Clock = Callable[[], float]

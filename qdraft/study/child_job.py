@@ -8,90 +8,105 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from qdraft.errors import EngineError, QDraftError
 from qdraft.llama.child import command
+from qdraft.llama.progress import Progress, no_progress
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, float, float], None]
+RunJob = Callable[[str, dict[str, Any], Progress], dict[str, Any]]
+"""Takes a module, what its ``job`` is asked to do, and the progress; returns the job's result."""
 
 
-def run_job(module: str, task: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-    """Call ``job(task, progress)`` of ``module`` in a child process and return its result.
+def run_job(
+    module: str, request: dict[str, Any], progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Call ``job(request, progress)`` of ``module`` in a child process and return its result.
 
-    Task and answer are JSON. Raises EngineError with the child's own words when it fails, or with
-    how it died. An interrupt ends the child.
+    Request and result are JSON. Raises EngineError with the child's own words if the job fails, or
+    with how the child died. An interrupt ends the child.
     """
     child = subprocess.Popen(
         command(__name__, module),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         encoding="utf-8",
-    )  # fmt: skip
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    answer: dict[str, Any] = {}
     try:
         try:
-            child.stdin.write(json.dumps(task, default=str))
+            child.stdin.write(json.dumps(request, default=str))
             child.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once: its status tells
-        for line in child.stdout:
-            told = json.loads(line)
-            if "progress" in told and progress:
-                progress(*told["progress"])
-            if "log" in told:
-                log.log(*told["log"])
-            answer = told
-        said = child.stderr.read()
+            pass  # the child died at once: its status says how
+        last = _read_messages(child.stdout, progress)
+        errors = child.stderr.read()
         status = child.wait()
     finally:
         child.kill()
         child.wait()
         for stream in (child.stdin, child.stdout, child.stderr):
             stream.close()
-    if "answer" in answer:
-        return dict(answer["answer"])
-    if "error" in answer:
-        raise EngineError(answer["error"])
+    if "answer" in last:
+        return dict(last["answer"])
+    if "error" in last:
+        raise EngineError(last["error"])
     if status < 0:
         raise EngineError(f"a child process died: {signal.Signals(-status).name}")
-    reason = (said.strip().splitlines() or [f"status {status}"])[-1]
+    reason = (errors.strip().splitlines() or [f"status {status}"])[-1]
     raise EngineError(f"a child process failed: {reason}")
 
 
-class _Pass(logging.Handler):
-    """Warnings to the parent."""
+def _read_messages(stream: IO[str], progress: Progress) -> dict[str, Any]:
+    """Pass on progress and warnings until the child is done; return its last message."""
+    message: dict[str, Any] = {}
+    for line in stream:
+        message = json.loads(line)
+        if "progress" in message:
+            progress(*message["progress"])
+        if "log" in message:
+            log.log(*message["log"])
+    return message
+
+
+class _SendLog(logging.Handler):
+    """Sends warnings to the parent."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _tell({"log": [record.levelno, record.getMessage()]})
+        _send({"log": [record.levelno, record.getMessage()]})
 
 
-def _tell(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def _send(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
 
 
 def main(args: list[str]) -> int:
-    """The child, given the module; the task comes on stdin, JSON lines go to stdout."""
+    """Run the job of the module that ``args`` names, and return the exit status.
+
+    The request comes on stdin as JSON; each message to the parent is a line of JSON on stdout.
+    """
     import importlib
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt
     logger = logging.getLogger("qdraft")
-    logger.addHandler(_Pass())
+    logger.addHandler(_SendLog())
     logger.setLevel(logging.WARNING)
     logger.propagate = False
-    task = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
 
     def progress(what: str, done: float, of: float) -> None:
-        _tell({"progress": [what, done, of]})
+        _send({"progress": [what, done, of]})
 
     try:
-        found = importlib.import_module(args[0]).job(task, progress)
+        answer = importlib.import_module(args[0]).job(request, progress)
     except QDraftError as error:
-        _tell({"error": str(error)})
+        _send({"error": str(error)})
         return error.exit_code
-    _tell({"answer": found})
+    _send({"answer": answer})
     return 0

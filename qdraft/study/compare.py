@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,43 @@ from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
 from qdraft.host import default_threads
 from qdraft.llama.context import LlamaModel
-from qdraft.llama.imatrix import collect
 from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.quantize import Recipe, file_types, quantize
 from qdraft.llama.rpc import connect
-from qdraft.llama.spec import ModelSpec
-from qdraft.llama.vocab import LlamaVocab
-from qdraft.making.calibration import built_in_text, to_chunks
 from qdraft.making.make import held_out
+from qdraft.making.matrix import make_matrix
 from qdraft.paths import cache_dir, new_file
-from qdraft.session.opening import fit
-from qdraft.session.store import describe_machine, file_facts, store_path
-from qdraft.study.child_job import Progress, run_job
+from qdraft.session.store import file_facts, store_path
+from qdraft.study.child_job import RunJob, run_job
+from qdraft.study.measure_quant import ReferenceJob, RungJob
 from qdraft.study.perplexity import chunks_of
-from qdraft.study.ranking import Measured
+from qdraft.study.ranking import (
+    Comparison,
+    FailedRung,
+    QuantFile,
+    Reference,
+    Rung,
+    conclude,
+)
+from qdraft.study.rung_result import ReferenceResult, RungResult
 
 log = logging.getLogger(__name__)
 
-RunJob = Callable[[str, dict[str, Any], Progress | None], dict[str, Any]]
-
-_RUNG = "qdraft.study.measure_quant"
-_N_PLACES = 90  # of held-out text, that acceptance is taken over
-_VERSION = 2  # of what a cell measures
+_MODULE = "qdraft.study.measure_quant"
+_N_PLACES = 90  # tokens of held-out text that acceptance is measured over
+_VERSION = 3  # of what a job measures: results of other versions are measured again
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSpec:
-    """What is compared, over which text."""
+    """What is compared, and over which text.
+
+    ``rungs`` are files, or names of types to quantize the reference to. ``n_chunks`` None scores
+    all of ``text``. ``imatrix`` None collects an importance matrix for the types, unless
+    ``with_imatrix`` is False. ``again`` measures again what the cache holds.
+    """
 
     reference: Path
     rungs: tuple[Path | str, ...]
@@ -60,95 +69,156 @@ class ComparisonSpec:
 
 
 def compare(
-    spec: ComparisonSpec, *, progress: Progress | None = None, run: RunJob = run_job
-) -> Iterator[Measured]:
-    """The reference, then each rung as it is measured; those that were measured before at once.
+    spec: ComparisonSpec, *, progress: Progress = no_progress, run: RunJob = run_job
+) -> Comparison:
+    """Measure the reference, then rung by rung, and rank them.
 
-    Types are quantized into the cache. Each cell runs in a child process, and what it found is
-    kept, so that a comparison that was interrupted goes on where it was. Raises QDraftError for
-    what concerns all of them; a rung that fails is yielded with its error.
+    An interrupt after the reference ends the comparison with the rungs that are done; the next
+    comparison goes on from there. Raises QDraftError if the reference cannot be measured or a rung
+    is not another quantization of it.
     """
-    connect(spec.servers, hold=False)  # each cell is a client of its own
-    facts = require_model(spec.reference)
-    files = [_known(rung, facts) for rung in spec.rungs]
-    params = spec.params
-    model = LlamaModel(facts.path, params, dry=True)  # for its vocabulary
+    ladder = Ladder(spec, progress, run)
+    reference = ladder.measure_reference()
+    rungs: list[Rung | FailedRung] = []
+    complete = True
     try:
-        vocab = model.vocab
-        chunks = chunks_of(vocab.tokenize(spec.text), spec.n_ctx, spec.n_chunks, vocab.chunk_bos)
-        n_vocab = vocab.n_tokens
-    finally:
-        model.close()
-    key = (
-        file_facts(facts.path, params), _digest(json.dumps(chunks)), f"{spec.n_ctx} {_VERSION}"
-    )  # fmt: skip
-    store = store_path("logits", *key).with_suffix(".bin")
-    engine = {**asdict(params), "n_ctx": max(1024, spec.n_ctx)}
-    task = {
-        "do": "reference", "target": str(facts.path), "store": str(store), "chunks": chunks,
-        "params": engine, "servers": spec.servers,
-    }  # fmt: skip
-    wanted = _Kept(store_path("compare", *key), spec.again or not store.exists())
-    found = wanted.value
-    if found is None:
-        with new_file(store) as part:  # here, because an interrupt kills the child
-            found = run(_RUNG, {**task, "store": str(part)}, progress)
-        found = wanted.keep(found)
-    yield _measured(facts, found)
-    texts: list[tuple[int, list[int]]] = []
-    for file in files:
-        name = file if isinstance(file, str) else file.path.name
+        for rung in ladder.measure_rungs():
+            rungs.append(rung)  # noqa: PERF402 (an interrupt keeps these)
+    except KeyboardInterrupt:
+        complete = False
+    return conclude(reference, rungs, complete=complete)
+
+
+class Ladder:
+    """The files of a comparison. Each is measured in a child process, and its result is kept."""
+
+    def __init__(
+        self, spec: ComparisonSpec, progress: Progress = no_progress, run: RunJob = run_job
+    ) -> None:
+        """Check all files and cut the text into chunks. Raises QDraftError."""
+        connect(spec.servers, hold=False)  # each job is a client of its own
+        self._spec, self._progress, self._run = spec, progress, run
+        self._facts = require_model(spec.reference)
+        self._files = [_check_rung(rung, self._facts) for rung in spec.rungs]
+        model = LlamaModel(self._facts.path, spec.params, dry=True)  # for its vocabulary
         try:
-            about = file if isinstance(file, Facts) else _make(facts.path, file, spec, progress)
-            kept = _Kept(
-                store_path(
-                    "compare", *key, file_facts(about.path, params),
-                    f"{spec.temperatures} {spec.n_predict}",
-                ),
-                spec.again,
-            )  # fmt: skip
-            if kept.value is None:
-                if not texts:
-                    texts = held_out(facts.path, params, _N_PLACES, progress)
-                rung = {
-                    **task, "do": "rung", "draft": str(about.path), "n_vocab": n_vocab,
-                    "texts": texts, "temperatures": spec.temperatures, "n_predict": spec.n_predict,
-                }  # fmt: skip
-                kept.keep(run(_RUNG, rung, progress))
-            assert kept.value
-            yield _measured(about, kept.value, name)
-        except QDraftError as error:
-            log.warning("%s: %s", name, error)
-            yield Measured(name, Path(name), "", 0, 0.0, {}, str(error))
+            vocab = model.vocab
+            tokens = vocab.tokenize(spec.text)
+            self._chunks = chunks_of(tokens, spec.n_ctx, spec.n_chunks, vocab.chunk_bos)
+            self._n_vocab = vocab.n_tokens
+        finally:
+            model.close()
+        self._key = (
+            file_facts(self._facts.path, spec.params),
+            _digest(json.dumps(self._chunks)),
+            f"{spec.n_ctx} {_VERSION}",
+        )
+        self._store = store_path("logits", *self._key).with_suffix(".bin")
+        self._params = replace(spec.params, n_ctx=max(1024, spec.n_ctx))
+        self._texts: list[tuple[int, list[int]]] = []
+
+    def measure_reference(self) -> Reference:
+        """The reference, from the cache if its result and its logits are there."""
+        kept = _Kept(store_path("compare", *self._key))
+        data = None if self._spec.again or not self._store.exists() else kept.read()
+        if data is None:
+            with new_file(self._store) as part:  # in this process: an interrupt kills the child
+                job = ReferenceJob(
+                    self._facts.path, part, self._chunks, self._params, self._spec.servers
+                )
+                data = self._run(_MODULE, job.as_json(), self._progress)
+            kept.write(data)
+        return Reference(_describe(self._facts), ReferenceResult.of_json(data))
+
+    def measure_rungs(self) -> Iterator[Rung | FailedRung]:
+        """Each rung in turn; those that the cache has come at once. Needs the reference's logits.
+
+        Types are quantized into the cache.
+        """
+        for file in self._files:
+            name = file if isinstance(file, str) else file.path.name
+            try:
+                yield self._measure_rung(file, name)
+            except QDraftError as error:
+                log.warning("%s: %s", name, error)
+                yield FailedRung(name, str(error))
+
+    def _measure_rung(self, file: Facts | str, name: str) -> Rung:
+        spec = self._spec
+        facts = file if isinstance(file, Facts) else self._quantize(file)
+        how = f"{spec.temperatures} {spec.n_predict}"
+        kept = _Kept(store_path("compare", *self._key, file_facts(facts.path, spec.params), how))
+        data = None if spec.again else kept.read()
+        if data is None:
+            if not self._texts:
+                self._texts = held_out(self._facts.path, spec.params, _N_PLACES, self._progress)
+            job = RungJob(
+                self._facts.path,
+                facts.path,
+                self._store,
+                self._chunks,
+                self._n_vocab,
+                self._texts,
+                spec.temperatures,
+                spec.n_predict,
+                self._params,
+                spec.servers,
+            )
+            data = self._run(_MODULE, job.as_json(), self._progress)
+            kept.write(data)
+        return Rung(_describe(facts, name), RungResult.of_json(data))
+
+    def _quantize(self, kind: str) -> Facts:
+        """The reference quantized to a type, in the cache."""
+        spec, target = self._spec, self._facts.path
+        stat = target.stat()
+        which = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
+        folder = cache_dir() / "ladder" / _digest(which)
+        matrix = spec.imatrix
+        if matrix is None and spec.with_imatrix:
+            matrix = folder / "imatrix.gguf"
+            if not matrix.exists():
+                make_matrix(target, matrix, spec.params, progress=self._progress)
+        suffix = ""
+        if matrix:
+            suffix = f"-{_digest(f'{matrix.resolve()}{matrix.stat().st_mtime_ns}')[:6]}"
+        path = folder / f"{target.stem}-{kind}{suffix}.gguf"
+        if not path.exists():
+            quantize(
+                target,
+                path,
+                Recipe(kind, matrix),
+                threads=spec.params.n_threads or default_threads(),
+                progress=lambda done, of: self._progress(f"building {kind}", done, of),
+            )
+        return require_model(path)
 
 
 class _Kept:
-    """What a cell found, kept in the cache until it is asked for afresh."""
+    """The result of a job, kept in the cache as JSON."""
 
-    def __init__(self, path: Path, again: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self.value: dict[str, Any] | None = None
-        if not again:
-            try:
-                value = json.loads(path.read_text(encoding="utf-8"))
-                self.value = value if isinstance(value, dict) else None
-            except (OSError, ValueError):
-                pass
 
-    def keep(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Also says when it was measured, for those who find it later."""
-        self.value = {**found, "measured": describe_machine()}
+    def read(self) -> dict[str, Any] | None:
+        """The kept result; None if there is none, or if it is damaged."""
+        try:
+            value = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def write(self, data: dict[str, Any]) -> None:
         with new_file(self._path) as part:
-            part.write_text(json.dumps(self.value, allow_nan=False), encoding="utf-8")
-        return self.value
+            part.write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
 
 
-def _known(rung: Path | str, reference: Facts) -> Facts | str:
+def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:
     """The facts of a file that is another quantization of the reference, or the name of a type."""
     if isinstance(rung, str):
         if rung not in file_types():
             known = ", ".join(file_types())
-            raise UsageError(f"{rung} is no file and no type", hint=f"known types: {known}")
+            raise UsageError(f"{rung} is neither a file nor a type", hint=f"the types are {known}")
         return rung
     facts = require_model(rung)
     pairing = compare_files(reference, facts)
@@ -158,57 +228,14 @@ def _known(rung: Path | str, reference: Facts) -> Facts | str:
         )
         raise PairError(
             f"{facts.path.name} is not another quantization of {reference.path.name}: {different}",
-            hint=f"qdraft inspect {reference.path} {facts.path} shows all differences",
+            hint=f"list all differences with qdraft inspect {reference.path} {facts.path}",
         )
     return facts
 
 
-def _make(target: Path, kind: str, spec: ComparisonSpec, progress: Progress | None) -> Facts:
-    """The target quantized to a type, in the cache."""
-    stat = target.stat()
-    which = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
-    folder = cache_dir() / "ladder" / _digest(which)
-    matrix = spec.imatrix
-    if matrix is None and spec.with_imatrix:
-        matrix = _matrix(target, folder / "imatrix.gguf", spec.params, progress)
-    told = (
-        f"-{_digest(str(matrix.resolve()) + str(matrix.stat().st_mtime_ns))[:6]}" if matrix else ""
-    )
-    path = folder / f"{target.stem}-{kind}{told}.gguf"
-    if not path.exists():
-        n_threads = spec.params.n_threads or default_threads()
-        step = None if progress is None else lambda n, of: progress(f"building {kind}", n, of)
-        quantize(target, path, Recipe(kind, matrix), threads=n_threads, progress=step)
-    return require_model(path)
-
-
-def _matrix(target: Path, path: Path, params: EngineParams, progress: Progress | None) -> Path:
-    """The importance matrix of the target over the built-in calibration text, made once."""
-    if path.exists():
-        return path
-    params = fit(ModelSpec(target, params)).params
-    model = LlamaModel(target, params)
-    try:
-        vocab: LlamaVocab = model.vocab
-        chunks = to_chunks([vocab.tokenize(built_in_text())], vocab.chunk_bos)
-        what = "collecting the importance matrix"
-        step = None if progress is None else lambda n, of: progress(what, n, of)
-        found = collect(model, chunks, params, progress=step)
-    finally:
-        model.close()
-    found.datasets = ("built in",)
-    found.save(path)
-    return path
-
-
-def _measured(facts: Facts, found: dict[str, Any], name: str = "") -> Measured:
-    return Measured(
-        name or facts.path.name,
-        facts.path,
-        facts.file_type,
-        facts.n_bytes,
-        facts.bits_per_weight,
-        found,
+def _describe(facts: Facts, name: str = "") -> QuantFile:
+    return QuantFile(
+        name or facts.path.name, facts.path, facts.file_type, facts.n_bytes, facts.bits_per_weight
     )
 
 

@@ -1,188 +1,209 @@
 """One rung of a quantization ladder against the reference: quality, speed, worth as a draft.
 
-Runs in a child process (see ``qdraft.study.child_job``).
+``job`` runs in a child process (see ``qdraft.study.child_job``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from qdraft.decoding.engine import Engine
 from qdraft.decoding.policy.model import best_n_draft
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.context import LlamaEngine, LlamaModel
 from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress, renamed
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import ModelSpec, PairSpec
-from qdraft.making.overlap import overlap
-from qdraft.making.try_recipes import measure_costs
+from qdraft.making.costs import N_PROMPT, measure_costs, prompt_seconds, seconds_of_one
+from qdraft.making.overlap import Overlap, overlap
 from qdraft.session.opening import fit, open_spec
+from qdraft.session.store import describe_machine
 from qdraft.study import bench
-from qdraft.study.bench_rows import fold
-from qdraft.study.child_job import Progress
+from qdraft.study.bench_rows import BenchRow, fold
 from qdraft.study.logit_store import LogitsWriter, read_blocks
-from qdraft.study.perplexity import evaluate, rows_at_once
+from qdraft.study.perplexity import Divergence, evaluate, rows_at_once
 from qdraft.study.prompts import built_in
+from qdraft.study.rung_result import AsDraft, ReferenceResult, RungResult
 
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
-_PROMPT = 256  # tokens of the prompt that is timed
-_REPEATS = 5
 
 
-def job(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """``task["do"]`` is "reference" or "rung"; see the two functions."""
-    return (reference if task["do"] == "reference" else rung)(task, progress)
+@dataclass(frozen=True, slots=True)
+class ReferenceJob:
+    """Score the reference over ``chunks`` of tokens, and write its logits to ``store``."""
+
+    reference: Path
+    store: Path
+    chunks: list[list[int]]
+    params: EngineParams
+    servers: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"do": "reference", **asdict(self)}
 
 
-def reference(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Score the reference, and keep its logits in ``task["store"]``."""
-    chunks: list[list[int]] = task["chunks"]
-    path = Path(task["store"])
+@dataclass(frozen=True, slots=True)
+class RungJob:
+    """Score ``rung`` against the logits in ``store``, then measure it as the reference's draft.
+
+    ``texts`` are those that acceptance is measured over: the number of prompt tokens and all
+    tokens of each. ``n_predict`` is the number of tokens of each text of the short bench.
+    """
+
+    reference: Path
+    rung: Path
+    store: Path
+    chunks: list[list[int]]
+    n_vocab: int
+    texts: list[tuple[int, list[int]]]
+    temperatures: tuple[float, ...]
+    n_predict: int
+    params: EngineParams
+    servers: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"do": "rung", **asdict(self)}
+
+
+def job(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Do a ``ReferenceJob`` or a ``RungJob``, given as JSON, and return its result as JSON."""
+    kind, fields = request["do"], {name: x for name, x in request.items() if name != "do"}
+    fields["params"] = EngineParams.of_json(fields["params"])
+    for name in ("reference", "rung", "store"):
+        if name in fields:
+            fields[name] = Path(fields[name])
+    connect(fields["servers"])
+    if kind == "reference":
+        return measure_reference(ReferenceJob(**fields), progress).as_json()
+    return measure_rung(RungJob(**fields), progress).as_json()
+
+
+def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
+    """Score the reference, and keep its logits."""
     before = _resident()
-    model, engine = _open(task["target"], task)
-    try:
-        with path.open("wb") as out:
-            writer = LogitsWriter(out, {"n_vocab": engine.vocab.n_tokens, "chunks": len(chunks)})
+    with _opened(job.reference, job.params) as engine:
+        with job.store.open("wb") as out:
+            about = {"n_vocab": engine.vocab.n_tokens, "chunks": len(job.chunks)}
+            writer = LogitsWriter(out, about)
             scores = evaluate(
-                engine, chunks, keep=writer.write,
+                engine,
+                job.chunks,
+                keep=writer.write,
                 progress=lambda done, of: progress("scoring the reference", done, of),
-            )  # fmt: skip
+            )
             writer.close()
         memory = _grown(before)
-        prompt_s = prompt_seconds(engine, chunks[0])
-    finally:
-        engine.close()
-        model.close()
-    found = scores.perplexity()
-    return {"quality": asdict(found), "prompt_per_second": _PROMPT / prompt_s, "memory": memory}
+        prompt_s = prompt_seconds(engine, job.chunks[0], time.perf_counter)
+    return ReferenceResult(scores.perplexity(), N_PROMPT / prompt_s, memory, describe_machine())
 
 
-def rung(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Score a rung against the kept logits, then measure it as a draft of the reference."""
-    name = Path(task["draft"]).name
-    chunks: list[list[int]] = task["chunks"]
+def measure_rung(job: RungJob, progress: Progress) -> RungResult:
+    """Score a rung alone, then measure it as a draft. Raises UsageError for another vocabulary."""
     before = _resident()
-    model, engine = _open(task["draft"], task)
-    try:
-        if engine.vocab.n_tokens != task["n_vocab"]:
-            raise UsageError(f"{name} has {engine.vocab.n_tokens} tokens, not {task['n_vocab']}")
+    with _opened(job.rung, job.params) as engine:
+        n_vocab = engine.vocab.n_tokens
+        if n_vocab != job.n_vocab:
+            raise UsageError(f"{job.rung.name} has {n_vocab} tokens, not {job.n_vocab}")
         scores = evaluate(
-            engine, chunks, base=read_blocks(Path(task["store"]), engine.vocab.n_tokens),
-            progress=lambda done, of: progress(f"scoring {name}", done, of),
-        )  # fmt: skip
+            engine,
+            job.chunks,
+            base=read_blocks(job.store, n_vocab),
+            progress=lambda done, of: progress(f"scoring {job.rung.name}", done, of),
+        )
         memory = _grown(before)
-        prompt_s = prompt_seconds(engine, chunks[0])
-        one_s = seconds_of_one(engine)  # as the file runs alone: without extra buffers
-    finally:
-        engine.close()
-        model.close()
-    return {
-        "quality": asdict(scores.divergence()),
-        "prompt_per_second": _PROMPT / prompt_s,
-        "per_second": 1 / one_s,
-        "memory": memory,
-        **_as_draft(task, progress),
-    }
+        prompt_s = prompt_seconds(engine, job.chunks[0], time.perf_counter)
+        # As the file runs alone: without repacked weights.
+        token_s = seconds_of_one(engine, time.perf_counter)
+    alone = _Alone(scores.divergence(), N_PROMPT / prompt_s, 1 / token_s, memory)
+    return _measure_draft(job, alone, progress)
 
 
-def _as_draft(task: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """c, acceptance with own and shared cells, the best length, predicted and measured speed."""
-    name = Path(task["draft"]).name
-    temperatures: list[float] = task["temperatures"]
-    texts: list[tuple[int, list[int]]] = task["texts"]
-    params = _engine_params(task)
-    files = Path(task["target"]), Path(task["draft"])
-    with open_spec(PairSpec.of(*files, params, keep_draft=True)) as pair:
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A rung without the reference beside it: its fields of a ``RungResult``."""
+
+    quality: Divergence
+    prompt_per_second: float
+    per_second: float
+    memory: int | None
+
+
+def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResult:
+    """Load reference and rung as a pair, and measure costs, acceptance and a short bench."""
+    with open_spec(PairSpec.of(job.reference, job.rung, job.params, keep_draft=True)) as pair:
         assert pair.draft_engine
         engines = (pair.target_engine, pair.draft_engine)
 
-        def step(done: float, of: float) -> None:
-            progress(f"drafting with {name}", done, of)
-
-        own = overlap(*engines, texts, None, step, temperatures)
+        step = renamed(progress, f"drafting with {job.rung.name}")
+        own = overlap(*engines, job.texts, None, step, job.temperatures)
         shared = None
         if pair.courier:
-            shared = overlap(*engines, texts, pair.courier.copy, step, temperatures)
+            shared = overlap(*engines, job.texts, pair.courier.copy, step, job.temperatures)
         c, v = measure_costs(*engines, time.perf_counter)
-        target_s = seconds_of_one(pair.target_engine)
-        used = shared or own
-        chosen = {t: best_n_draft(mean.value, c, v) for t, mean in used.by_temperature.items()}
+        target_s = seconds_of_one(pair.target_engine, time.perf_counter)
         samples = list(
             bench.measure(
-                pair, built_in(), temperatures, sampling=PLAIN,
-                params=DecodeParams(n_predict=task["n_predict"], seed=1), progress=progress,
+                pair,
+                built_in(),
+                job.temperatures,
+                sampling=PLAIN,
+                params=DecodeParams(n_predict=job.n_predict, seed=1),
+                progress=progress,
             )
-        )  # fmt: skip
-        found = fold(samples, pair.costs.medians())
-        rows = {row.temperature: row for row in found.by_temperature}
-        return {
-            "c": c,
-            "v": {str(n): x for n, x in v.items()},
-            "target_per_second": 1 / target_s,
-            "shares_kv": pair.kv.shared,
-            "no_sharing": pair.kv.reason,
-            "as_draft": [
-                {
-                    "temperature": t,
-                    "alpha_own": asdict(own.by_temperature[t]),
-                    "alpha_shared": asdict(shared.by_temperature[t]) if shared else None,
-                    "n_draft": chosen[t][0],
-                    "predicted": chosen[t][1],
-                    "measured": asdict(ratio) if (ratio := rows[t].speedup) else None,
-                    "alpha_live": rows[t].alpha,
-                }
-                for t in temperatures
-            ],
-            "doubts": list(found.doubts),
-        }
+        )
+        live = fold(samples, pair.costs.medians())
+        return RungResult(
+            quality=alone.quality,
+            prompt_per_second=alone.prompt_per_second,
+            per_second=alone.per_second,
+            memory=alone.memory,
+            c=c,
+            v=v,
+            target_per_second=1 / target_s,
+            shares_kv=pair.kv.shared,
+            no_sharing=pair.kv.reason,
+            as_draft=tuple(_as_draft(row, own, shared, c, v) for row in live.by_temperature),
+            doubts=live.doubts,
+            measured=describe_machine(),
+        )
 
 
-def _open(path: str, task: dict[str, Any]) -> tuple[LlamaModel, LlamaEngine]:
-    params = fit(ModelSpec(Path(path), _engine_params(task))).params
-    model = LlamaModel(Path(path), params)
+def _as_draft(
+    row: BenchRow, own: Overlap, shared: Overlap | None, c: float, v: Mapping[int, float]
+) -> AsDraft:
+    """What was measured at the temperature of ``row``, and what the cost model predicts there."""
+    t = row.temperature or 0.0
+    n_draft, predicted = best_n_draft((shared or own).by_temperature[t].value, c, v)
+    return AsDraft(
+        temperature=t,
+        alpha_own=own.by_temperature[t],
+        alpha_shared=shared.by_temperature[t] if shared else None,
+        n_draft=n_draft,
+        predicted=predicted,
+        measured=row.speedup,
+        alpha_live=row.alpha,
+    )
+
+
+@contextmanager
+def _opened(path: Path, params: EngineParams) -> Iterator[LlamaEngine]:
+    """One file, loaded where it fits, with room for the rows of a block."""
+    params = fit(ModelSpec(path, params)).params
+    model = LlamaModel(path, params)
     try:
-        rows = rows_at_once(model.vocab.n_tokens)
-        return model, LlamaEngine(model, params, n_rows=rows)
-    except BaseException:
+        engine = LlamaEngine(model, params, n_rows=rows_at_once(model.vocab.n_tokens))
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
         model.close()
-        raise
-
-
-def _engine_params(task: dict[str, Any]) -> EngineParams:
-    connect(task["servers"])
-    return EngineParams.of_json(task["params"])
-
-
-def prompt_seconds(engine: Engine, tokens: Sequence[int]) -> float:
-    """Seconds for a prompt of ``_PROMPT`` tokens from an empty cache; the median of three."""
-    prompt = [tokens[i % len(tokens)] for i in range(_PROMPT)]
-    times = []
-    for _ in range(3):
-        engine.truncate(0)
-        started = time.perf_counter()
-        engine.eval(prompt, 1)
-        times.append(time.perf_counter() - started)
-    engine.truncate(0)
-    return median(times)
-
-
-def seconds_of_one(engine: Engine) -> float:
-    """Median seconds of one token after a short text."""
-    engine.truncate(0)
-    engine.eval(list(range(1, 65)), 0)
-    times = []
-    for i in range(4 * _REPEATS):
-        started = time.perf_counter()
-        engine.eval([i + 1], 1)
-        times.append(time.perf_counter() - started)
-    engine.truncate(0)
-    return median(times)
 
 
 def _grown(before: int | None) -> int | None:
@@ -192,7 +213,7 @@ def _grown(before: int | None) -> int | None:
 
 
 def _resident() -> int | None:
-    """Bytes of this process in memory; None where the system does not tell."""
+    """Bytes of this process in memory; None if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

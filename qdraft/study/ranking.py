@@ -5,113 +5,167 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-_CLOSE = 0.02  # mean KL divergence up to which a file may stand in for the reference
+from qdraft.study.rung_result import ReferenceResult, RungResult
+
+CLOSE = 0.02  # mean KL divergence up to which a file may stand in for the reference
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A rung and what was found; ``error`` in its place where it could not be measured."""
+class QuantFile:
+    """One file of a ladder. ``name`` is the file's, or the type that was asked for."""
 
     name: str
     path: Path
     file_type: str
     n_bytes: int
     bits_per_weight: float
-    found: dict[str, Any]
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The ladder, from the largest rung down, and what to make of it."""
+class Reference:
+    """The file that the rungs are measured against."""
 
-    reference: Measured
-    rows: tuple[Measured, ...]
-    recommendation: Recommendation
-    complete: bool = True
+    file: QuantFile
+    result: ReferenceResult
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One quantization that was measured."""
+
+    file: QuantFile
+    result: RungResult
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRung:
+    """A quantization that could not be measured, and why."""
+
+    name: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Which pair, which single file, and why; None where none is worth it."""
+    """Which pair and which single file to run (None: none is worth it), in names and sentences."""
 
     pair: str | None
     single: str | None
     words: tuple[str, ...]
 
 
-def conclude(reference: Measured, rows: Sequence[Measured], *, complete: bool = True) -> Comparison:
-    """Rank what was measured: the fastest pair, and the fastest file that stands in alone."""
-    whole = [row for row in rows if not row.error]
-    words: list[str] = []
-    base = reference.name
-    best_pair, best_single = _best_pair(whole), _best_single(whole)
-    if best_pair and best_pair[2] is not None and best_pair[2] <= 1:
-        row, speed, low = best_pair
-        words.append(
-            f"pair: {row.name} is the best of these drafts at {speed:.2f} times {base} alone, but "
-            f"its interval begins at {low:.2f}: none is shown to pay on this machine"
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The ladder from the largest rung down, and what to make of it.
+
+    ``complete`` is False if the comparison was interrupted.
+    """
+
+    reference: Reference
+    rungs: tuple[Rung, ...]
+    failed: tuple[FailedRung, ...]
+    recommendation: Recommendation
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _BestPair:
+    """The rung with the highest mean speed-up as a draft; ``low`` is where its interval begins."""
+
+    rung: Rung
+    speedup: float
+    low: float | None
+
+    @property
+    def is_shown(self) -> bool:
+        """False if the interval includes a speed-up of 1 or less."""
+        return self.low is None or self.low > 1
+
+
+def conclude(
+    reference: Reference, rungs: Sequence[Rung | FailedRung], *, complete: bool = True
+) -> Comparison:
+    """Rank the rungs: the fastest pair, and the fastest file that can stand in for the reference.
+
+    ``rungs`` may come in any order and may be empty.
+    """
+    measured = sorted(
+        (rung for rung in rungs if isinstance(rung, Rung)), key=lambda rung: -rung.file.n_bytes
+    )
+    failed = tuple(rung for rung in rungs if isinstance(rung, FailedRung))
+    return Comparison(reference, tuple(measured), failed, _recommend(reference, measured), complete)
+
+
+def _recommend(reference: Reference, rungs: Sequence[Rung]) -> Recommendation:
+    if not rungs:
+        return Recommendation(None, None, ("nothing was measured",))
+    pair, single = _best_pair(rungs), _best_single(rungs)
+    name = reference.file.name
+    words = [_pair_sentence(name, pair), _single_sentence(name, single)]
+    if pair and not pair.is_shown:
+        pair = None
+    if pair and single and single.result.speedup_alone > pair.speedup:
+        words.append("the single file is faster, the pair is exact")
+    return Recommendation(
+        pair.rung.file.name if pair else None, single.file.name if single else None, tuple(words)
+    )
+
+
+def _best_pair(rungs: Sequence[Rung]) -> _BestPair | None:
+    """The draft with the highest measured speed-up, if above 1. All temperatures count alike."""
+    best: _BestPair | None = None
+    for rung in rungs:
+        ratios = [draft.measured for draft in rung.result.as_draft if draft.measured]
+        if not ratios:
+            continue
+        speedup = sum(ratio.value for ratio in ratios) / len(ratios)
+        lows = [ratio.low for ratio in ratios if ratio.low is not None]
+        low = min(lows) if len(lows) == len(ratios) else None
+        if speedup > (best.speedup if best else 1):
+            best = _BestPair(rung, speedup, low)
+    return best
+
+
+def _best_single(rungs: Sequence[Rung]) -> Rung | None:
+    """The fastest of the files that are close to the reference and faster than it."""
+    close = [
+        rung
+        for rung in rungs
+        if rung.result.quality.kld.value <= CLOSE and rung.result.speedup_alone > 1
+    ]
+    return max(close, key=lambda rung: rung.result.speedup_alone, default=None)
+
+
+def _pair_sentence(reference: str, best: _BestPair | None) -> str:
+    if best is None:
+        return (
+            f"pair: no draft of these pays for {reference} on this machine: run it alone, or "
+            "choose a bigger target"
         )
-        best_pair = None
-    elif best_pair:
-        row, speed, low = best_pair
-        sure = "" if low is None else f" (at least {low:.2f} by its interval)"
-        words.append(
-            f"pair: {base} with {row.name} as its draft is {speed:.2f} times as fast as {base} "
-            f"alone{sure} and writes exactly what that writes"
+    draft = best.rung.file.name
+    if not best.is_shown:
+        return (
+            f"pair: {draft} is the fastest of these drafts at {best.speedup:.2f} times {reference} "
+            f"alone, but its interval begins at {best.low:.2f}: no draft is shown to pay on this "
+            "machine"
         )
-    elif whole:
-        words.append(
-            f"pair: none of these drafts pays for {base} on this machine: run it alone, or take a "
-            "bigger target"
+    interval = "" if best.low is None else f" (at least {best.low:.2f} by its interval)"
+    return (
+        f"pair: {reference} with {draft} as its draft is {best.speedup:.2f} times as fast as "
+        f"{reference} alone{interval}, with the same output distribution"
+    )
+
+
+def _single_sentence(reference: str, best: Rung | None) -> str:
+    if best is None:
+        return (
+            f"single file: no file is both faster than {reference} and close to it (mean KLD up "
+            f"to {CLOSE})"
         )
-    if best_single:
-        gain = _alone(best_single)
-        quality = best_single.found["quality"]
-        same = 100 * quality["same_top"]["value"]
-        words.append(
-            f"single file: {best_single.name} alone is {gain:.2f} times as fast as {base}; it is "
-            f"another model: mean KLD {quality['kld']['value']:.4f}, the same top token in "
-            f"{same:.1f} % of places"
-        )
-        if best_pair and gain > best_pair[1]:
-            words.append("the single file is the faster one, the pair the exact one")
-    elif whole:
-        words.append(
-            f"single file: none is both faster than {base} and close to it (mean KLD up to "
-            f"{_CLOSE})"
-        )
-    if not whole:
-        words.append("nothing was measured")
-    ladder = sorted(rows, key=lambda row: -row.n_bytes)
-    recommendation = Recommendation(
-        best_pair[0].name if best_pair else None, best_single.name if best_single else None,
-        tuple(words),
-    )  # fmt: skip
-    return Comparison(reference, tuple(ladder), recommendation, complete)
-
-
-def _best_pair(rows: Sequence[Measured]) -> tuple[Measured, float, float | None] | None:
-    """The draft with the highest measured speed-up, if it is one: all temperatures count alike."""
-    found: list[tuple[float, float | None, int]] = []
-    for i, row in enumerate(rows):
-        ratios = [of["measured"] for of in row.found["as_draft"] if of["measured"]]
-        if ratios:
-            lows = [r["low"] for r in ratios]
-            low = None if None in lows else min(lows)
-            found.append((sum(r["value"] for r in ratios) / len(ratios), low, i))
-    speed, low, i = max(found, key=lambda of: of[0], default=(0.0, None, 0))
-    return (rows[i], speed, low) if speed > 1 else None
-
-
-def _best_single(rows: Sequence[Measured]) -> Measured | None:
-    """The fastest file among those that are close to the reference, if it is faster."""
-    close = [r for r in rows if r.found["quality"]["kld"]["value"] <= _CLOSE and _alone(r) > 1]
-    return max(close, key=_alone, default=None)
-
-
-def _alone(row: Measured) -> float:
-    """Speed of a rung alone over the reference alone."""
-    return float(row.found["per_second"] / row.found["target_per_second"])
+    quality = best.result.quality
+    return (
+        f"single file: {best.file.name} alone is {best.result.speedup_alone:.2f} times as fast as "
+        f"{reference}, but it is another model: mean KLD {quality.kld.value:.4f}, the same top "
+        f"token at {100 * quality.same_top.value:.1f} % of positions"
+    )

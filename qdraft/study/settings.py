@@ -12,11 +12,10 @@ from qdraft.decoding.policy.model import best_n_draft
 from qdraft.errors import QDraftError
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
+from qdraft.llama.progress import Progress
 from qdraft.llama.spec import PairSpec
-from qdraft.making.try_recipes import measure_costs
+from qdraft.making.costs import measure_costs, seconds_of_one
 from qdraft.session.opening import open_spec
-from qdraft.study.child_job import Progress
-from qdraft.study.measure_quant import seconds_of_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _measure(
         with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
             assert pair.draft_engine
             c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
-            target_s = seconds_of_one(pair.target_engine)
+            target_s = seconds_of_one(pair.target_engine, time.perf_counter)
     except QDraftError as error:
         return Setting(name, params, same_output=same_output, error=str(error))
     n_draft, speed = best_n_draft(alpha, c, v)

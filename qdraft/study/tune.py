@@ -11,12 +11,12 @@ from typing import Any
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
+from qdraft.llama.progress import Progress
 from qdraft.making.calibration import takes_a_chat
 from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.session.pair import Pair
 from qdraft.study import bench
 from qdraft.study.bench_rows import fold
-from qdraft.study.child_job import Progress
 from qdraft.study.prompts import WARM_UP, Task
 from qdraft.study.recording import Recording, record
 from qdraft.study.replay import Costs, Replayed, replay
