@@ -250,13 +250,13 @@ def test_public_names_in_python_exist(code: str) -> None:
 def test_python_runs(
     code: str, smollm2: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the demo model in place of the files that a document names."""
+    """With the small draft of the demo model in place of the files that a document names."""
     open_pair = qdraft.open_pair
+    draft = smollm2[1]
 
     def open_demo(*args: Any, **kwargs: Any) -> qdraft.Pair:
         inspect.signature(open_pair).bind(*args, **kwargs)
-        files = {"target": smollm2[0], "draft": smollm2[1]}
-        return open_pair(**{**kwargs, **files})
+        return open_pair(target=draft, draft=draft, params=qdraft.EngineParams(n_ctx=512))
 
     monkeypatch.setattr(qdraft, "open_pair", open_demo, raising=False)
     exec(compile(code, "document", "exec"), {"__name__": "document"})
