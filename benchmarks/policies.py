@@ -31,7 +31,7 @@ POLICIES = {
     "fixed 2": DecodeParams(draft_policy="fixed", n_draft=2),
     "fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
     "auto": DecodeParams(),
-    "auto, block": DecodeParams(verify="block"),
+    "auto, block": DecodeParams(verification="block"),
 }
 
 
@@ -64,7 +64,7 @@ def main() -> None:
                     name = policy if policy == "target alone" else f"{policy}, {kv} KV"
                     decode = DecodeParams(
                         n_predict=args.n_predict, seed=1, n_draft=decode.n_draft,
-                        draft_policy=decode.draft_policy, verify=decode.verify,
+                        draft_policy=decode.draft_policy, verification=decode.verification,
                     )  # fmt: skip
                     started = time.perf_counter()
                     text = pair.generate(prompt, sampling, decode)

@@ -38,7 +38,7 @@ SERVER = "llama-server"
 WITHOUT = {
     "qdraft, own KV": DecodeParams(),
     "qdraft, fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
-    "qdraft, token by token": DecodeParams(verify="token"),
+    "qdraft, token by token": DecodeParams(verification="token"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The loop with a drafter of one's own, on a fake engine: no model needed.
+"""The loop with a drafter of one's own, on a fake sequence: no model needed.
 
 The drafter guesses that the text repeats what followed the last token before. Whatever it
 proposes, the emitted text is the target's.
@@ -7,13 +7,13 @@ proposes, the emitted text is the target's.
 from collections.abc import Sequence
 
 from qdraft.decoding.drafters.protocol import NoDrafter
-from qdraft.decoding.loop import decode
+from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import FixedSchedule
 from qdraft.decoding.records import SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
-from qdraft.testing import FakeClock, FakeEngine, FakeVocab, ScriptedDrafter
+from qdraft.testing import FakeClock, FakeSequence, FakeVocab, ScriptedDrafter
 
 TEXT = [0, 1, 2, 3, 1, 2, 4]
 
@@ -35,12 +35,11 @@ def repeat(context: Sequence[int]) -> Sequence[int]:
 def generate(drafter: NoDrafter | ScriptedDrafter) -> tuple[list[int], float]:
     vocab = FakeVocab([b"a", b"b", b"c", b"d", b"e"])
     sampler = Sampler(SamplingParams(temperature=0), vocab.n_tokens)
-    rounds = list(
-        decode(
-            FakeEngine(logits, vocab), drafter, TEXT[:2], sampler, FixedSchedule(4, plain_every=0),
-            SeededRng(0), stop=lambda token: None, clock=FakeClock(), n_predict=40,
-        )
-    )  # fmt: skip
+    target, schedule = FakeSequence(logits, vocab), FixedSchedule(4, plain_every=0)
+    decoding = Decoding(
+        target, drafter, TEXT[:2], sampler, schedule, SeededRng(0), FakeClock(), n_predict=40
+    )
+    rounds = list(decoding)
     return [token for r in rounds for token in r.tokens], summarize(rounds).tau or 1.0
 
 

@@ -8,11 +8,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.engine import n_common
 from qdraft.decoding.policy.schedule import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
-from qdraft.errors import ContextError, RollbackError
+from qdraft.errors import ContextError, EngineError, RollbackError
 
 LogitsFn = Callable[[tuple[int, ...]], Sequence[float]]
 Result = TypeVar("Result")
@@ -62,11 +63,11 @@ class FakeVocab:
         return (self._chat or "").join(m["content"] for m in messages)
 
 
-class FakeEngine:
-    """An engine whose logits are a function of the text so far.
+class FakeSequence:
+    """A sequence whose logits are a function of the text so far.
 
-    It keeps its cache as a list of tokens, hands out a row buffer that the next eval
-    overwrites (as llama.cpp does), and records the width of every eval in ``widths``.
+    It hands out a row buffer that the next eval overwrites (as llama.cpp does), and records the
+    width of every eval in ``widths``.
     """
 
     def __init__(
@@ -82,45 +83,52 @@ class FakeEngine:
         self._rows = np.zeros((0, vocab.n_tokens), dtype=np.float32)
         self.vocab = vocab
         self.n_ctx = n_ctx
-        self.cache: list[int] = []
+        self.tokens: list[int] = []
         self.widths: list[int] = []
         self.closed = False
 
     @property
     def n_past(self) -> int:
-        return len(self.cache)
+        return len(self.tokens)
 
     def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
-        if len(self.cache) + len(tokens) > self.n_ctx:
+        if self.closed:
+            raise EngineError("this sequence is closed")
+        if len(self.tokens) + len(tokens) > self.n_ctx:
             raise ContextError("the context is full")
         self._rows[:] = np.nan  # whoever kept the last rows must notice
         self.widths.append(len(tokens))
-        self.cache += tokens
-        n = len(self.cache)
-        rows = [self._logits_fn(tuple(self.cache[:i])) for i in range(n - logits + 1, n + 1)]
+        self.tokens += tokens
+        n = len(self.tokens)
+        rows = [self._logits_fn(tuple(self.tokens[:i])) for i in range(n - logits + 1, n + 1)]
         self._rows = np.array(rows, dtype=np.float32).reshape(logits, self.vocab.n_tokens)
         return self._rows
 
     def truncate(self, n_past: int) -> None:
         if n_past < self.n_past and n_past and not self._can_rollback:
             raise RollbackError("this cache cannot be cut back")
-        del self.cache[n_past:]
+        del self.tokens[n_past:]
+
+    def keep(self, tokens: Sequence[int]) -> int:
+        n = n_common(self.tokens, tokens)
+        self.truncate(n if self._can_rollback or n == self.n_past else 0)
+        return self.n_past
 
     def close(self) -> None:
         self.closed = True
 
 
 class FakeCourier:
-    """Copies the cells of one FakeEngine to another; records where each copy started."""
+    """Copies the cells of one FakeSequence to another; records where each copy started."""
 
-    def __init__(self, source: FakeEngine, destination: FakeEngine) -> None:
+    def __init__(self, source: FakeSequence, destination: FakeSequence) -> None:
         self._source = source
         self._destination = destination
         self.starts: list[int] = []
 
     def copy(self, start: int) -> None:
         self.starts.append(start)
-        self._destination.cache[start:] = self._source.cache[start:]
+        self._destination.tokens[start:] = self._source.tokens[start:]
 
 
 class ScriptedDrafter:

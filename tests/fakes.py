@@ -12,12 +12,12 @@ from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter
-from qdraft.decoding.loop import Stop, decode
+from qdraft.decoding.loop import Decoding, Reader, TokenReader
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Times, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import Sampler
-from qdraft.testing import FakeClock, FakeEngine, FakeVocab, LogitsFn
+from qdraft.testing import FakeClock, FakeSequence, FakeVocab, LogitsFn
 
 GREEDY = SamplingParams(temperature=0)
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -44,9 +44,9 @@ def _normal(n: int, *seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=n)
 
 
-def engine(n_vocab: int = 8, blend: float = 0.0, **kwargs: object) -> FakeEngine:
+def engine(n_vocab: int = 8, blend: float = 0.0, **kwargs: object) -> FakeSequence:
     end = kwargs.pop("end", ())
-    return FakeEngine(table_logits(n_vocab, 7, blend=blend), vocab(n_vocab, end), **kwargs)  # type: ignore[arg-type]
+    return FakeSequence(table_logits(n_vocab, 7, blend=blend), vocab(n_vocab, end), **kwargs)  # type: ignore[arg-type]
 
 
 def model_drafter(n_vocab: int = 8, blend: float = 0.3, **kwargs: object) -> ModelDrafter:
@@ -54,7 +54,7 @@ def model_drafter(n_vocab: int = 8, blend: float = 0.3, **kwargs: object) -> Mod
 
 
 def run(
-    target: FakeEngine,
+    target: FakeSequence,
     drafter: Drafter,
     *,
     params: SamplingParams = GREEDY,
@@ -66,20 +66,21 @@ def run(
     schedule: Schedule | None = None,
     prompt: Sequence[int] = PROMPT,
     rng: Rng | None = None,
-    stop: Stop = lambda token: None,
+    reader: Reader | None = None,
 ) -> Iterator[Round]:
-    return decode(
+    decoding = Decoding(
         target,
         drafter,
         prompt,
         Sampler(params, target.vocab.n_tokens),
         schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
-        stop=stop,
-        clock=FakeClock(),
-        n_predict=n_predict,
-        verify_block=block,
+        FakeClock(),
+        reader or TokenReader(),
+        n_predict,
+        "block" if block else "token",
     )
+    return iter(decoding)
 
 
 def tokens_of(rounds: Sequence[Round]) -> list[int]:

@@ -13,7 +13,7 @@ from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.render.summary import _exact
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import DEPTHS, BitIdentity, probe_bit_identity
-from qdraft.testing import FakeEngine, FakeVocab
+from qdraft.testing import FakeSequence, FakeVocab
 
 GREEDY = SamplingParams(temperature=0)
 PROMPTS = (
@@ -32,7 +32,7 @@ PROMPTS = (
 )
 
 
-class NoisyEngine(FakeEngine):
+class NoisyEngine(FakeSequence):
     """Rows of batches wider than ``n_exact`` beyond ``depth`` tokens are off by a little.
 
     With ``in_cells`` the fault is not in these rows, but in what they leave for the next one.

@@ -28,7 +28,7 @@ from qdraft.decoding.records import Distribution, Draft, SamplingParams, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import block_rejection, rejection
-from qdraft.testing import FakeEngine, ScriptedDrafter, enumerate_law
+from qdraft.testing import FakeSequence, ScriptedDrafter, enumerate_law
 
 PENALTIES = SamplingParams(
     temperature=0.9,
@@ -151,7 +151,7 @@ def test_law_when_a_draft_row_is_bad(block: bool) -> None:
         return bad if len(tokens) == 5 and tokens[-1] == 0 else logits(tokens)
 
     def program(rng: Rng) -> tuple[int, ...]:
-        drafter = ModelDrafter(FakeEngine(draft_logits, vocab(3)), 3)
+        drafter = ModelDrafter(FakeSequence(draft_logits, vocab(3)), 3)
         rounds = run(engine(3), drafter, params=PLAIN, n_predict=4, n_draft=2, rng=rng, block=block)
         return tuple(tokens_of(list(rounds)))
 
@@ -383,7 +383,7 @@ BIASED = SamplingParams(
 def test_vocabularies_of_different_size(n_draft_vocab: int, params: SamplingParams) -> None:
     """A draft with more tokens never proposes one that the target lacks; with fewer, none breaks."""
     logits = table_logits(3, 7, blend=0.3)
-    other = FakeEngine(lambda t: [*logits(t), 9.0, 9.0][:n_draft_vocab], vocab(n_draft_vocab))
+    other = FakeSequence(lambda t: [*logits(t), 9.0, 9.0][:n_draft_vocab], vocab(n_draft_vocab))
 
     def program(rng: Rng) -> tuple[int, ...]:
         drafter = ModelDrafter(other, 3)
@@ -393,4 +393,4 @@ def test_vocabularies_of_different_size(n_draft_vocab: int, params: SamplingPara
         return tuple(tokens_of(list(rounds)))
 
     assert distance(enumerate_law(program), target_law(params, 3, 4, prompt=(1, 0, 1))) < 1e-12
-    assert max(other.cache, default=0) < n_draft_vocab
+    assert max(other.tokens, default=0) < n_draft_vocab

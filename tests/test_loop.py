@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, engine, model_drafter, run, table_logits, tokens_of, vocab
+from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logits, tokens_of, vocab
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
+from qdraft.decoding.loop import Decoding, TokenReader
+from qdraft.decoding.policy.schedule import FixedSchedule
 from qdraft.decoding.records import Draft, FinishReason, Origin, SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
-from qdraft.errors import ContextError, LogitsError, RollbackError
+from qdraft.errors import ContextError, LogitsError, RollbackError, UsageError
 from qdraft.session.check import Check, check
-from qdraft.testing import FakeCourier, FakeEngine, ScriptedDrafter
+from qdraft.session.text import TextReader
+from qdraft.testing import FakeClock, FakeCourier, FakeSequence, ScriptedDrafter
 
 
 def alone(n_predict: int = 32, **kwargs: object) -> list[int]:
@@ -79,7 +82,7 @@ def test_own_cache_is_fed_each_token_once() -> None:
     """After a full acceptance the last draft token and the bonus token go in as one batch."""
     drafter = model_drafter(blend=0.0)
     list(run(engine(), drafter, n_predict=21, n_draft=4))
-    assert isinstance(drafter.engine, FakeEngine)
+    assert isinstance(drafter.engine, FakeSequence)
     assert drafter.engine.widths[:10] == [3, 1, 1, 1, 1, 2, 1, 1, 1, 2]
 
 
@@ -172,26 +175,25 @@ def test_an_end_token_inside_a_block_cuts_everything(params: SamplingParams) -> 
         row[cycle[(len(tokens) - 3) % 5]] = 50.0
         return row
 
-    target = FakeEngine(logits, vocab(8, end=[6]))
+    target = FakeSequence(logits, vocab(8, end=[6]))
     drafter = ModelDrafter(
-        FakeEngine(logits, vocab(8, end=[])), 8
+        FakeSequence(logits, vocab(8, end=[])), 8
     )  # the draft does not stop itself
-    end = target.vocab.is_end
     rounds = list(
         run(
             target,
             drafter,
             params=params,
-            stop=lambda t: FinishReason.END_OF_GENERATION if end(t) else None,
+            reader=TokenReader(target.vocab.is_end),
         )
     )
     last = rounds[-1]
     assert tokens_of(rounds) == [3, 4, 5, 6]
     assert (last.n_draft, last.n_accepted, last.n_tested, last.n_emitted) == (4, 3, 3, 3)
     assert last.finish_reason is FinishReason.END_OF_GENERATION
-    assert target.cache == [1, 0, 2, 3, 4, 5]
-    assert isinstance(drafter.engine, FakeEngine)
-    assert drafter.engine.cache == [1, 0, 2, 3, 4, 5]
+    assert target.tokens == [1, 0, 2, 3, 4, 5]
+    assert isinstance(drafter.engine, FakeSequence)
+    assert drafter.engine.tokens == [1, 0, 2, 3, 4, 5]
 
 
 def test_the_drafter_stops_at_an_end_token_and_the_target_verifies_it() -> None:
@@ -226,10 +228,10 @@ def test_penalties_see_the_draft_row_by_row(n_draft: int) -> None:
     assert all(r.n_accepted == r.n_draft for r in own)
 
 
-def nan_at(length: int, blend: float = 0.0) -> FakeEngine:
+def nan_at(length: int, blend: float = 0.0) -> FakeSequence:
     logits = table_logits(8, 7, blend=blend)
     bad = np.full(8, np.nan)
-    return FakeEngine(lambda tokens: bad if len(tokens) == length else logits(tokens), vocab(8))
+    return FakeSequence(lambda tokens: bad if len(tokens) == length else logits(tokens), vocab(8))
 
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN])
@@ -266,9 +268,9 @@ def test_between_rounds_the_target_holds_all_but_the_last_token() -> None:
     text = [1, 0, 2]
     for r in run(target, drafter, n_predict=64):
         text += r.tokens
-        assert target.cache == text[:-1]
-        assert isinstance(drafter.engine, FakeEngine)
-        assert drafter.engine.cache == text[: drafter.engine.n_past]
+        assert target.tokens == text[:-1]
+        assert isinstance(drafter.engine, FakeSequence)
+        assert drafter.engine.tokens == text[: drafter.engine.n_past]
         assert r.n_tested == (r.n_accepted if r.n_accepted == r.n_draft else r.n_accepted + 1)
 
 
@@ -315,7 +317,7 @@ class TestSharedKv:
 
     def pair(
         self, blend: float = 0.3, **kwargs: object
-    ) -> tuple[FakeEngine, ModelDrafter, FakeCourier]:
+    ) -> tuple[FakeSequence, ModelDrafter, FakeCourier]:
         target, draft = engine(), engine(blend=blend, **kwargs)
         courier = FakeCourier(target, draft)
         return target, ModelDrafter(draft, 8, courier), courier
@@ -331,7 +333,7 @@ class TestSharedKv:
     def test_the_draft_reads_no_prompt_and_each_cell_is_copied_once(self) -> None:
         target, drafter, courier = self.pair(blend=0.0)
         rounds = list(run(target, drafter, n_predict=100, prompt=[1] * 50))
-        assert isinstance(drafter.engine, FakeEngine)
+        assert isinstance(drafter.engine, FakeSequence)
         assert set(drafter.engine.widths) == {1}
         drafted = [r for r in rounds if r.n_draft]
         assert [r.draft.n_caught_up for r in drafted[:3]] == [50, 0, 0]  # the prompt, copied
@@ -342,9 +344,9 @@ class TestSharedKv:
         target, drafter, _ = self.pair(blend=0.6)
         text = [1, 0, 2]
         for r in run(target, drafter, n_predict=64, plain_every=4):
-            assert isinstance(drafter.engine, FakeEngine)
+            assert isinstance(drafter.engine, FakeSequence)
             if r.n_draft:
-                assert drafter.engine.cache[: len(text) - 1] == text[:-1]
+                assert drafter.engine.tokens[: len(text) - 1] == text[:-1]
             text += r.tokens
 
     def test_a_draft_context_that_fills_up(self) -> None:
@@ -360,6 +362,80 @@ class TestSharedKv:
         rounds = list(run(target, drafter, n_predict=30, prompt=[3, 3, 3, 3]))
         assert courier.starts[0] == 0
         assert tokens_of(rounds) == alone(30, prompt=[3, 3, 3, 3])
+
+
+class TestSteps:
+    """A text made a round at a time, from outside the loop."""
+
+    prompts = ((1, 0, 2), (4, 4, 3, 1))
+
+    def decoding(self, prompt: tuple[int, ...], target: FakeSequence | None = None) -> Decoding:
+        return Decoding(
+            target or engine(), model_drafter(), prompt, Sampler(PLAIN, 8), FixedSchedule(4),
+            SeededRng(len(prompt)), FakeClock(), n_predict=60,
+        )  # fmt: skip
+
+    def test_texts_that_take_turns_are_those_of_one_after_the_other(self) -> None:
+        alone = [tokens_of(list(self.decoding(prompt))) for prompt in self.prompts]
+        both = [self.decoding(prompt) for prompt in self.prompts]
+        texts: list[list[int]] = [[], []]
+        while any(decoding.finish_reason is None for decoding in both):
+            for decoding, text in zip(both, texts, strict=True):
+                if decoding.finish_reason is None:
+                    text += decoding.step().tokens
+        assert texts == alone
+        assert alone[0] != alone[1]
+        assert [decoding.tokens[-60:] for decoding in both] == alone
+
+    def test_nothing_follows_the_end(self) -> None:
+        decoding = self.decoding(self.prompts[0])
+        list(decoding)
+        with pytest.raises(UsageError, match="the text has ended: length"):
+            decoding.step()
+
+    def test_a_common_prefix_is_kept_and_not_read_again(self) -> None:
+        target, drafter = engine(), model_drafter()
+        first = tokens_of(list(run(target, drafter, n_predict=20)))
+        draft = drafter.engine
+        assert isinstance(draft, FakeSequence)
+        n_cached = draft.n_past
+        longer = [*PROMPT, *first, 5, 5, 3]
+        target.widths.clear()
+        rounds = list(run(target, drafter, prompt=longer, n_predict=20))
+        # The cache held all but the last token of the first text; the last of the new prompt and
+        # the three after it were read.
+        assert rounds[0].n_prompt == target.widths[0] == 4
+        assert next(r.draft.n_caught_up for r in rounds if r.n_draft) == 26 - n_cached
+        assert tokens_of(rounds) == alone(20, prompt=longer)
+
+    def test_another_text_leaves_nothing_behind(self) -> None:
+        target, drafter = engine(), model_drafter()
+        list(run(target, drafter, n_predict=20))
+        rounds = list(run(target, drafter, prompt=(1, 7, 7), n_predict=20))
+        assert rounds[0].n_prompt == 2  # the first token was common
+        assert tokens_of(rounds) == alone(20, prompt=(1, 7, 7))
+
+    def test_the_same_prompt_again_reads_its_last_token(self) -> None:
+        target, drafter = engine(), model_drafter()
+        first = list(run(target, drafter))
+        again = list(run(target, drafter))
+        assert (first[0].n_prompt, again[0].n_prompt) == (3, 1)
+        assert tokens_of(again) == tokens_of(first)
+
+    def test_a_stop_string_inside_a_block_leaves_both_caches_in_step(self) -> None:
+        target, drafter = engine(), model_drafter(blend=0.0)
+        text = alone(32)
+        stop = "".join(target.vocab.piece(t).decode() for t in text[5:8])  # ends within a round
+        reader = TextReader(target.vocab, (stop,))
+        rounds = list(run(target, drafter, reader=reader))
+        last = rounds[-1]
+        assert last.finish_reason is FinishReason.STOP_STRING
+        assert tokens_of(rounds) == text[:8]
+        assert last.n_emitted == len(reader.pieces) < len(last.verdict.tokens)
+        assert last.n_accepted == last.n_tested == last.n_emitted < last.verdict.n_accepted
+        assert target.tokens == [*PROMPT, *text[:7]]
+        assert isinstance(drafter.engine, FakeSequence)
+        assert drafter.engine.tokens == target.tokens[: drafter.engine.n_past]
 
 
 class TestCheck:
@@ -389,7 +465,7 @@ class TestCheck:
     def test_numerics_explain_a_fork_within_the_noise(self) -> None:
         """An engine whose rows differ a little in batches, as llama.cpp's do."""
 
-        class Noisy(FakeEngine):
+        class Noisy(FakeSequence):
             def eval(self, tokens, logits):  # type: ignore[no-untyped-def]
                 rows = super().eval(tokens, logits)
                 return rows + (len(tokens) > 1) * np.where(np.arange(8) % 2, 0.4, -0.4)

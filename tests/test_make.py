@@ -29,7 +29,7 @@ from qdraft.making.try_recipes import list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
 from qdraft.render.make import recipe_name
-from qdraft.testing import FakeCourier, FakeEngine
+from qdraft.testing import FakeCourier, FakeSequence
 
 
 class TestOverlap:
@@ -119,7 +119,7 @@ class TestSearch:
 CLOCK = Clock()
 
 
-def timed(model: FakeEngine, c: float = 1.0) -> FakeEngine:
+def timed(model: FakeSequence, c: float = 1.0) -> FakeSequence:
     """Takes c for one row and a tenth more for each further one, on CLOCK."""
     plain = model.eval
 

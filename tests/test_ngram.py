@@ -28,7 +28,7 @@ from qdraft.decoding.policy.costs import CostTable
 from qdraft.decoding.policy.schedule import CostAwareSchedule, CountingGate, FixedSchedule
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import Sampler
-from qdraft.testing import FakeEngine, enumerate_law
+from qdraft.testing import FakeSequence, enumerate_law
 
 
 def propose(context: list[int], n: int = 4, drafter: NgramDrafter | None = None) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def test_under_the_cost_aware_schedule() -> None:
     )
     assert sum(r.n_accepted for r in circles) > 150
     never = table_logits(8, 7)
-    wild = FakeEngine(lambda t: never((len(t) % 7, (len(t) * len(t)) % 5, *t)), vocab(8))
+    wild = FakeSequence(lambda t: never((len(t) % 7, (len(t) * len(t)) % 5, *t)), vocab(8))
     rounds = list(
         run(wild, NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
     )
@@ -132,7 +132,8 @@ class TestCascade:
         assert len(drafted) > 20
         assert all(r.n_accepted == r.n_draft for r in drafted)
         assert any(r.n_draft < r.draft.n_rows for r in drafted)  # some repetitions were cut short
-        assert list(model.engine.cache) == [*PROMPT, *tokens_of(rounds)][: len(model.engine.cache)]
+        cached = list(model.engine.tokens)
+        assert cached == [*PROMPT, *tokens_of(rounds)][: len(cached)]
 
     def test_a_round_that_was_paid_for_is_counted(self) -> None:
         """The model was asked and nothing was offered: its rows are the round's."""

@@ -18,7 +18,7 @@ from qdraft.study.logit_store import (
     unpack,
 )
 from qdraft.study.perplexity import Scores, chunks_of, evaluate, rows_at_once
-from qdraft.testing import FakeEngine
+from qdraft.testing import FakeSequence
 
 
 def rows(n: int, n_vocab: int, seed: int = 0, scale: float = 3.0) -> np.ndarray:
@@ -139,7 +139,7 @@ class TestChunks:
         assert target.n_past == 0
 
     def test_a_row_that_is_not_finite_is_an_error(self) -> None:
-        broken = FakeEngine(lambda tokens: [np.nan] * 8, vocab(8))
+        broken = FakeSequence(lambda tokens: [np.nan] * 8, vocab(8))
         with pytest.raises(LogitsError, match="not finite"):
             evaluate(broken, [[1] * 16])
 

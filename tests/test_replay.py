@@ -21,7 +21,7 @@ COSTS = Costs(0.3, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
 
 
 def fixed(n: int, verify: str = "token") -> DecodeParams:
-    return DecodeParams(draft_policy="fixed", n_draft=n, verify=verify)
+    return DecodeParams(draft_policy="fixed", n_draft=n, verification=verify)
 
 
 class TestSynthetic:

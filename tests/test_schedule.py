@@ -12,7 +12,7 @@ from fakes import GREEDY, PLAIN, Clock, engine, run, tokens_of, vocab
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
-from qdraft.decoding.loop import decode
+from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Verdict
@@ -20,7 +20,7 @@ from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
 from qdraft.session import store as machine
-from qdraft.testing import FakeCourier, FakeEngine, LogitsFn
+from qdraft.testing import FakeCourier, FakeSequence, LogitsFn
 
 
 def text_logits(seed: int) -> LogitsFn:
@@ -32,7 +32,7 @@ def text_logits(seed: int) -> LogitsFn:
     return logits
 
 
-class Timed(FakeEngine):
+class Timed(FakeSequence):
     """Takes simulated time for each eval, by the number of rows."""
 
     clock: Clock
@@ -88,9 +88,9 @@ class Machine:
         draft.cost = lambda width: self.c * cost(1.0, width)
         drafter = ModelDrafter(draft, 8, None if self.read else FakeCourier(target, draft))
         return list(
-            decode(
+            Decoding(
                 target, drafter, prompt, Sampler(params, 8), schedule, SeededRng(3),
-                stop=lambda token: None, clock=clock, n_predict=n,
+                clock, n_predict=n, verification="token",
             )
         )  # fmt: skip
 

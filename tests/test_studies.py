@@ -35,7 +35,7 @@ from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
 from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
-from qdraft.testing import FakeEngine, FakeVocab
+from qdraft.testing import FakeSequence, FakeVocab
 
 
 def sample(
@@ -245,7 +245,7 @@ class TestInterrupts:
 
     def test_a_bench(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Opened:
-            target_engine = FakeEngine(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
+            target_engine = FakeSequence(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
             costs = CostTable(0.1, {"model": 0.4}, {2: 1.1})
 
         def interrupted(*args: object, **kwargs: object) -> Iterator[Sample]:

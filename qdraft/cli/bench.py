@@ -91,7 +91,7 @@ def bench(
         SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p),
         DecodeParams(
             n_predict=n_predict, drafter=drafter, n_draft=n_draft, draft_policy=draft_policy,
-            p_min=p_min, verify=verify, seed=max(0, seed),
+            p_min=p_min, verification=verify, seed=max(0, seed),
         ),
     )  # fmt: skip
     models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)

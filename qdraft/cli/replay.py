@@ -88,11 +88,11 @@ def replay(
     if policy or n_draft is not None or p_min is not None:
         one = DecodeParams(
             draft_policy=policy or ("auto" if n_draft is None else "fixed"), n_draft=n_draft,
-            p_min=p_min, verify=verify,
+            p_min=p_min, verification=verify,
         )  # fmt: skip
         found = [one]
     else:
-        found = [replace(way, verify=verify) for way in ways(0.0)]
+        found = [replace(way, verification=verify) for way in ways(0.0)]
     with Bars(quiet=quiet) as bars:
         tried = replay_ways(trace, costs, sampling, found, share_kv=sharing, progress=bars.step)
     show_study(

@@ -89,7 +89,7 @@ def run(
         n_draft=n_draft,
         draft_policy=draft_policy,
         p_min=p_min,
-        verify=verify,
+        verification=verify,
         exact=exact,
         stop=tuple(stop or ()),
         seed=seed,

@@ -1,4 +1,4 @@
-"""What the loop needs of a model: rows of logits, a cache that can be cut, a vocabulary."""
+"""What the loop needs of a model: a text in a cache, rows of logits, and a vocabulary."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Vocab(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """One model with one cache, which holds ``n_past`` tokens of one text."""
+class TokenSequence(Protocol):
+    """One text in the cache of one model: the cache holds its first ``n_past`` tokens."""
 
     @property
     def n_past(self) -> int:
@@ -40,21 +40,42 @@ class Engine(Protocol):
         ...
 
     @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens in the cache, oldest first."""
+        ...
+
+    @property
     def vocab(self) -> Vocab: ...
 
     def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
-        """Decode ``tokens`` after the cached ones; rows for the last ``logits`` of them.
+        """Decode ``tokens`` after the cached ones; return rows for the last ``logits`` of them.
 
-        Returns shape [logits, n_vocab], borrowed until the next eval. Raises
+        The rows have shape [logits, n_vocab] and are borrowed until the next eval. Raises
         ContextError beyond n_ctx and EngineError when decoding fails.
         """
         ...
 
     def truncate(self, n_past: int) -> None:
-        """Cut the cache to its first ``n_past`` tokens (no-op when it has no more).
+        """Cut the cache to its first ``n_past`` tokens; do nothing if it has no more.
 
         Raises RollbackError when the backend refuses.
         """
         ...
 
-    def close(self) -> None: ...
+    def keep(self, tokens: Sequence[int]) -> int:
+        """Cut the cache to the longest common prefix with ``tokens``; return its length.
+
+        A model that cannot take tokens back keeps all of its tokens or none.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the cells back; nothing else may be called then."""
+        ...
+
+
+def n_common(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The length of the longest common prefix."""
+    pairs = zip(tokens, others, strict=False)
+    different = (i for i, (token, other) in enumerate(pairs) if token != other)
+    return next(different, min(len(tokens), len(others)))

@@ -3,93 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from qdraft.decoding.drafters.protocol import Drafter
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
-from qdraft.decoding.records import Draft, FinishReason, Round, Times
+from qdraft.decoding.records import FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
-from qdraft.errors import ContextError
+from qdraft.errors import ContextError, UsageError
 
-Stop = Callable[[int], FinishReason | None]
 Clock = Callable[[], float]
 
 
-def decode(
-    target: Engine,
-    drafter: Drafter,
-    prompt: Sequence[int],
-    sampler: Sampler,
-    schedule: Schedule,
-    rng: Rng,
-    *,
-    stop: Stop,
-    clock: Clock,
-    n_predict: int = -1,
-    verify_block: bool = False,
-) -> Iterator[Round]:
-    """Generate after ``prompt`` (token ids, at least one), yielding each round.
+class Reader(Protocol):
+    """Reads the tokens of a text in order, and says where the text ends."""
 
-    The emitted tokens have the law of the target alone under ``sampler``, whatever the
-    drafter proposes; ``verify_block`` takes block verification instead of token-level.
-    ``stop`` is called once for each emitted token, in order, and ends the text after that
-    token by returning a reason. Between rounds the target's cache holds all tokens but the
-    last: row 0 of the next verify batch belongs to that one.
+    def take(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Read the tokens of one round, up to and including the first that ends the text.
 
-    Raises ContextError when the prompt leaves no room, LogitsError on bad target logits.
+        Returns the tokens that were read, and the reason if one of them ended the text. The
+        tokens after that one are never part of the text, and the reader must not keep them.
+        """
+        ...
+
+
+class TokenReader:
+    """Reads token ids; ends the text at a token for which ``is_end`` is true (default: none)."""
+
+    def __init__(self, is_end: Callable[[int], bool] = lambda token: False) -> None:
+        self._is_end = is_end
+
+    def take(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        for i, token in enumerate(tokens):
+            if self._is_end(token):
+                return tuple(tokens[: i + 1]), FinishReason.END_OF_GENERATION
+        return tuple(tokens), None
+
+
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """One text in the making, a round at a time: call ``step``, or iterate to the end.
+
+    The emitted tokens have the law of the target alone under ``sampler``, whatever ``drafter``
+    proposes. ``verification`` is the rule: "block" or "token". ``n_predict`` -1 sets no limit.
+    Several texts may take turns, each on sequences of its own.
+
+    Between rounds the target's cache holds ``tokens`` but the last one: row 0 of the next verify
+    batch belongs to that one. The first round reads what the cache does not hold of the prompt.
+
+    Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token.
     """
-    if len(prompt) >= target.n_ctx:
-        raise ContextError(
-            f"the prompt has {len(prompt)} tokens, but the context holds {target.n_ctx}",
-            hint="raise -c, or shorten the prompt; one place is needed for the answer",
-        )
-    tokens = list(prompt)
-    finish = FinishReason.LENGTH if n_predict == 0 else None
-    target.truncate(0)
-    drafter.begin(prompt)
-    index = 0
-    while finish is None:
-        started = clock()
-        n_context = len(tokens)
+
+    target: TokenSequence
+    drafter: Drafter
+    prompt: Sequence[int]
+    sampler: Sampler
+    schedule: Schedule
+    rng: Rng
+    clock: Clock
+    reader: Reader = field(default_factory=TokenReader)
+    n_predict: int = -1
+    verification: str = "block"
+    tokens: list[int] = field(init=False)
+    finish_reason: FinishReason | None = field(init=False)
+    n_rounds: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        n_prompt, n_ctx = len(self.prompt), self.target.n_ctx
+        if n_prompt >= n_ctx:
+            raise ContextError(
+                f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}",
+                hint="raise -c, or shorten the prompt; one place is needed for the answer",
+            )
+        self.tokens = list(self.prompt)
+        self.finish_reason = FinishReason.LENGTH if self.n_predict == 0 else None
+        self.target.keep(self.prompt[:-1])
+        self.drafter.begin(self.prompt)
+
+    def __iter__(self) -> Iterator[Round]:
+        while self.finish_reason is None:
+            yield self.step()
+
+    def step(self) -> Round:
+        """Make one round. Raises LogitsError on bad target logits, UsageError after the end."""
+        if self.finish_reason is not None:
+            raise UsageError(f"the text has ended: {self.finish_reason.value}")
+        tokens, target, sampler, rng = self.tokens, self.target, self.sampler, self.rng
+        index, n_context, room = self.n_rounds, len(tokens), self._room()
         pending = tokens[target.n_past :]
-        budget = target.n_ctx - n_context
-        if n_predict >= 0:
-            budget = min(budget, n_predict - (n_context - len(prompt)))
-        # The prompt's own round drafts nothing: the first token is not kept waiting.
-        gate = schedule.plan(budget - 1 if index else 0)
-        draft = drafter.draft(tokens, gate, sampler, rng) if budget > 1 else Draft()
-        drafted = clock()
+
+        # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The prompt's
+        # own round has k = 0, so that the first token need not wait for the draft to read it.
+        started = self.clock()
+        gate = self.schedule.plan(room - 1 if index else 0)
+        draft = self.drafter.draft(tokens, gate, sampler, rng)
+
+        # Verify: one decode of k + 1 rows gives p_1 .. p_(k+1).
+        drafted = self.clock()
         rows = target.eval([*pending, *draft.tokens], draft.n + 1)
-        evaluated = clock()
-        verdict = verify(draft, rows, tokens, sampler, rng, block=verify_block)
-        block, finish = cut(verdict.tokens, stop)
-        tokens += block
-        if finish is None and len(block) >= budget:
-            full = len(tokens) >= target.n_ctx
+        verified = self.clock()
+
+        # Accept a prefix and draw one token more: Leviathan alg. 1, or Sun alg. 2.
+        verdict = verify(draft, rows, tokens, sampler, rng, self.verification)
+
+        # Cut at the first token that ends the text, before anything is counted or cached.
+        emitted, finish = self.reader.take(verdict.tokens)
+        if finish is None and len(emitted) >= room:
+            full = n_context + room >= target.n_ctx
             finish = FinishReason.CONTEXT_FULL if full else FinishReason.LENGTH
+
+        # Commit: both caches keep every token but the last.
+        tokens += emitted
         target.truncate(len(tokens) - 1)
-        drafter.accept(min(verdict.n_accepted, len(block)), tokens)
-        round = Round(
-            index,
-            n_context,
-            len(pending) if index == 0 else 0,
-            draft.without_probs(),
-            verdict,
-            tuple(block),
-            finish,
-            Times(drafted - started, evaluated - drafted, clock() - evaluated),
-        )
-        schedule.observe(round)
-        index += 1
-        yield round
+        self.drafter.accept(min(verdict.n_accepted, len(emitted)), tokens)
+        times = Times(drafted - started, verified - drafted, self.clock() - verified)
+        n_prompt = len(pending) if index == 0 else 0
+        kept = draft.without_probs()
+        round = Round(index, n_context, n_prompt, kept, verdict, emitted, finish, times)
+        self.schedule.observe(round)
+        self.n_rounds, self.finish_reason = index + 1, finish
+        return round
 
-
-def cut(block: Sequence[int], stop: Stop) -> tuple[list[int], FinishReason | None]:
-    """The tokens up to and including the first at which the text ends."""
-    for i, token in enumerate(block):
-        reason = stop(token)
-        if reason is not None:
-            return list(block[: i + 1]), reason
-    return list(block), None
+    def _room(self) -> int:
+        """How many tokens the text may still grow by."""
+        n_left = self.target.n_ctx - len(self.tokens)
+        if self.n_predict < 0:
+            return n_left
+        return min(n_left, self.n_predict - (len(self.tokens) - len(self.prompt)))

@@ -246,8 +246,8 @@ class DecodeParams:
     draft's top probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
     round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under every policy.
     ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one; it repeats
-    a text where the draft lengths repeat, that is not under "auto". ``verify`` above temperature 0:
-    "block" as a whole, or "token" by token.
+    a text where the draft lengths repeat, that is not under "auto".
+    ``verification`` above temperature 0 judges a draft as a "block" or "token" by token.
     ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
     token at a time, as a probe finds; where there are none the target runs alone.
     """
@@ -257,7 +257,7 @@ class DecodeParams:
     n_draft: int | None = None
     draft_policy: str = "auto"
     p_min: float | None = None
-    verify: str = "block"
+    verification: str = "block"
     exact: bool = False
     stop: tuple[str, ...] = ()
     seed: int = -1
@@ -274,7 +274,8 @@ class DecodeParams:
         require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
         require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
         rules = ("token", "block")
-        require(self.verify in rules, "verify", self.verify, f"one of {', '.join(rules)}")
+        rule = self.verification
+        require(rule in rules, "verification", rule, f"one of {', '.join(rules)}")
         require("" not in self.stop, "stop", '""', "a string that is not empty")
 
     @property

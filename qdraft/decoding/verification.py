@@ -23,8 +23,7 @@ def verify(
     context: Sequence[int],
     sampler: Sampler,
     rng: Rng,
-    *,
-    block: bool = False,
+    rule: str = "token",
 ) -> Verdict:
     """Verify a draft of n tokens against the target's logits, shape [n + 1, n_vocab].
 
@@ -34,8 +33,8 @@ def verify(
     tokens = draft.tokens
     if sampler.greedy:
         return greedy(tokens, lambda i: sampler.argmax(rows[i], context, tokens[:i]))
-    rule = block_rejection if block else rejection
-    return rule(draft, lambda i: sampler.distribution(rows[i], context, tokens[:i]), rng)
+    judge = block_rejection if rule == "block" else rejection
+    return judge(draft, lambda i: sampler.distribution(rows[i], context, tokens[:i]), rng)
 
 
 def greedy(tokens: Sequence[int], argmax: Callable[[int], int]) -> Verdict:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.engine import n_common
 from qdraft.decoding.records import MAX_N_DRAFT
 from qdraft.errors import (
     ContextError,
@@ -183,6 +184,7 @@ class LlamaEngine:
         self._step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
         self._make_batch(self._step)
         self._n_past = 0
+        self.tokens: list[int] = []
         self.decode_s = 0.0
 
     def _make_batch(self, size: int) -> None:
@@ -216,9 +218,9 @@ class LlamaEngine:
         self._lib.llama_set_n_threads(self.context, n, n)
         self.n_threads = n
 
-    def adopt(self, n_past: int) -> None:
-        """The cache now holds ``n_past`` tokens, put there from outside."""
-        self._n_past = n_past
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """The cache now holds ``tokens``, put there from outside."""
+        self._n_past, self.tokens = len(tokens), list(tokens)
 
     def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
         n = len(tokens)
@@ -258,6 +260,7 @@ class LlamaEngine:
                 reason = native_error()
                 raise EngineError(f"llama_decode returned {status} at {self._n_past}: {reason}")
             self._n_past += n
+            self.tokens += tokens
 
     def truncate(self, n_past: int) -> None:
         if n_past == 0:
@@ -268,6 +271,12 @@ class LlamaEngine:
             name = self.model.path.name
             raise RollbackError(f"{name}: the cache cannot be cut to {n_past} tokens")
         self._n_past = n_past
+        del self.tokens[n_past:]
+
+    def keep(self, tokens: Sequence[int]) -> int:
+        n = n_common(self.tokens, tokens)
+        self.truncate(n if self.model.can_roll_back or n == self._n_past else 0)
+        return self._n_past
 
     def close(self) -> None:
         if self._context:

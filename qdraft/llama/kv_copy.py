@@ -107,7 +107,7 @@ class KvCourier:
                 self._lib.llama_memory_seq_rm(memory, _COURIER, -1, -1)
             else:
                 self._destination.truncate(n_past)
-            self._destination.adopt(n_past)
+            self._destination.adopt(self._source.tokens)
             self.copy_s += time.perf_counter() - started
 
     def prove(self) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 
 Clock = Callable[[], float]
 
@@ -18,7 +18,7 @@ _N_PROMPTS = 3
 
 
 def measure_costs(
-    target: Engine, draft: Engine, clock: Clock, v: dict[int, float] | None = None
+    target: TokenSequence, draft: TokenSequence, clock: Clock, v: dict[int, float] | None = None
 ) -> tuple[float, dict[int, float]]:
     """Measure c, and v by number of rows: medians of interleaved repeats.
 
@@ -26,7 +26,7 @@ def measure_costs(
     """
     tokens = [i % target.vocab.n_tokens for i in range(1, _DEPTH + max(WIDTHS) + 1)]
 
-    def seconds(engine: Engine, n_rows: int) -> float:
+    def seconds(engine: TokenSequence, n_rows: int) -> float:
         engine.truncate(_DEPTH)
         started = clock()
         engine.eval(tokens[_DEPTH : _DEPTH + n_rows], n_rows)
@@ -50,7 +50,7 @@ def measure_costs(
     return c, v or {n: median(times[n]) / target_s for n in wanted}
 
 
-def seconds_of_one(engine: Engine, clock: Clock) -> float:
+def seconds_of_one(engine: TokenSequence, clock: Clock) -> float:
     """Median seconds of one token after a text of ``_DEPTH`` tokens. The sequence ends empty."""
     engine.truncate(0)
     engine.eval(list(range(1, _DEPTH + 1)), 0)
@@ -63,7 +63,7 @@ def seconds_of_one(engine: Engine, clock: Clock) -> float:
     return median(times)
 
 
-def prompt_seconds(engine: Engine, tokens: Sequence[int], clock: Clock) -> float:
+def prompt_seconds(engine: TokenSequence, tokens: Sequence[int], clock: Clock) -> float:
     """Median seconds of reading a prompt of ``N_PROMPT`` tokens. The sequence ends empty.
 
     The prompt repeats ``tokens`` until it is long enough.

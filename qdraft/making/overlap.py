@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.intervals import Mean, mean_of
 from qdraft.llama.progress import Progress, no_progress
 
@@ -32,8 +32,8 @@ class Overlap:
 
 
 def overlap(
-    target: Engine,
-    draft: Engine,
+    target: TokenSequence,
+    draft: TokenSequence,
     texts: Sequence[tuple[int, Sequence[int]]],
     copy: Callable[[int], None] | None = None,
     progress: Progress = no_progress,

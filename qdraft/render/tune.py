@@ -32,7 +32,9 @@ def sheets(tried: Sequence[Tried]) -> list[Sheet]:
 def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
     """Speed-up against n_draft, replayed, by the formula and live; costs; acceptance by place."""
     fixed = [
-        one for one in tried if one.params.draft_policy == "fixed" and one.params.verify == "block"
+        one
+        for one in tried
+        if one.params.draft_policy == "fixed" and one.params.verification == "block"
     ]
     out: list[Chart] = []
     if len(fixed) > 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 
 # The depths to try, in tokens before the batch: a short text; across the edge where llama.cpp's
 # view of its cache grows from 256 cells to 512; beyond it, where a row alone may be computed
@@ -37,7 +37,7 @@ class BitIdentity:
     difference: float | None = None
 
 
-def probe_bit_identity(target: Engine, n_most: int) -> BitIdentity:
+def probe_bit_identity(target: TokenSequence, n_most: int) -> BitIdentity:
     """Try drafts of 1 to ``n_most`` tokens at each of ``DEPTHS`` that the context has room for.
 
     Reads at most 508 tokens and then decodes a few tens of tokens at each depth. Needs a sequence
@@ -61,7 +61,7 @@ def probe_bit_identity(target: Engine, n_most: int) -> BitIdentity:
     return longest
 
 
-def _difference(target: Engine, tokens: Sequence[int]) -> float:
+def _difference(target: TokenSequence, tokens: Sequence[int]) -> float:
     """The largest difference between ``tokens`` one by one, and all but the last in one batch.
 
     The last token is decoded alone both times: its row shows the cells that the others left.

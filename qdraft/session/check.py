@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.records import Round
 from qdraft.decoding.sampling import Row, Sampler
 
@@ -36,7 +36,7 @@ class Check:
 
 
 def check(
-    target: Engine, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler
+    target: TokenSequence, prompt: Sequence[int], rounds: Sequence[Round], sampler: Sampler
 ) -> Check:
     """Run the target alone over prompt and emitted tokens, then repeat the rounds.
 
@@ -70,7 +70,7 @@ def check(
 
 
 def _noise(
-    target: Engine,
+    target: TokenSequence,
     prompt: Sequence[int],
     rounds: Sequence[Round],
     alone: list[Row],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qdraft.decoding.loop import decode
+from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, SamplingParams
 from qdraft.decoding.rng import SeededRng
@@ -96,16 +96,7 @@ class Generation:
 
     def _run(self) -> Generator[Chunk]:
         pair, params = self._pair, self._params
-        vocab = pair.target_engine.vocab
-        reader = TextReader(vocab, params.stop)
-        pieces: list[str] = []
-
-        def stop(token: int) -> FinishReason | None:
-            pieces.append(reader.push(token))
-            if vocab.is_end(token):
-                return FinishReason.END_OF_GENERATION
-            return FinishReason.STOP_STRING if reader.stopped else None
-
+        reader = TextReader(pair.target_engine.vocab, params.stop)
         started = time.perf_counter()
         with pair.exclusive():
             pair.running = self
@@ -113,28 +104,30 @@ class Generation:
                 n_most = self._n_most()
                 if n_most:
                     pair.acceptance.start_text()
-                for round in decode(
+                for engine in (pair.target_engine, pair.draft_engine):
+                    if engine:
+                        engine.truncate(0)  # this text starts from empty caches
+                for round in Decoding(
                     pair.target_engine,
                     pair.drafter(params, n_most),
                     self.prompt,
                     self._sampler,
                     schedule_for(params, n_most, pair.costs, pair.acceptance, pair.loss),
                     self._rng,
-                    stop=stop,
-                    clock=time.perf_counter,
-                    n_predict=params.n_predict,
-                    verify_block=params.verify == "block",
+                    time.perf_counter,
+                    reader,
+                    params.n_predict,
+                    params.verification,
                 ):
                     self.rounds.append(round)
                     if round.index:
                         pair.watch(round)
-                    self.text += "".join(pieces)  # all of the round, however it is read
+                    self.text += "".join(reader.pieces)  # all of the round, however it is read
                     if self._ttft_s is None:
                         self._ttft_s = time.perf_counter() - started
-                    for place, text in enumerate(pieces):
+                    for place, text in enumerate(reader.pieces):
                         token, origin = round.tokens[place], round.origin_of(place)
                         yield Chunk(text, token, origin, round.index)
-                    pieces.clear()
                 pair.keep_costs()
             except QDraftError:
                 self._failed = True

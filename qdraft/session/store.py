@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.costs import ENOUGH, CostTable
 from qdraft.host import cpu_id, cpu_name, default_threads
 from qdraft.llama.devices import devices
@@ -80,7 +80,7 @@ def save_costs(path: Path, costs: CostTable) -> None:
         _save(path, {"target_s": target_s, "c": c, "v": v})
 
 
-def find_bit_identity(target: Engine, facts: str, n_most: int) -> BitIdentity:
+def find_bit_identity(target: TokenSequence, facts: str, n_most: int) -> BitIdentity:
     """The stored result of ``probe_bit_identity`` under ``facts``, or that of a probe now."""
     path = bit_identity_path(facts, n_most, target.n_ctx)
     stored = load_bit_identity(path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from qdraft.decoding.engine import Vocab
+from qdraft.decoding.records import FinishReason
 from qdraft.errors import UsageError
 
 
@@ -69,6 +70,23 @@ class TextReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
+        self.pieces: list[str] = []  # the text that each token of the last round released
+
+    def take(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Read a round's tokens up to the first that ends the text; see ``decoding.loop.Reader``.
+
+        An end-of-generation token ends the text, and so does the token that completes a stop
+        string. ``pieces`` then holds the text of each token that was read.
+        """
+        self.pieces = []
+        for i, token in enumerate(tokens):
+            self.pieces.append(self.push(token))
+            ended = FinishReason.STOP_STRING if self.stopped else None
+            if self._vocab.is_end(token):
+                ended = FinishReason.END_OF_GENERATION
+            if ended:
+                return tuple(tokens[: i + 1]), ended
+        return tuple(tokens), None
 
     def push(self, token: int) -> str:
         """The text that this token releases; sets ``stopped`` at a stop string."""

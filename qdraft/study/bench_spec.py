@@ -80,5 +80,5 @@ class BenchSpec:
             "drafter": self.params.drafter,
             "draft_policy": self.params.draft_policy,
             "n_draft": self.params.n_draft,
-            "verify": self.params.verify,
+            "verify": self.params.verification,
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.intervals import Mean, mean_of
 from qdraft.errors import LogitsError, UsageError
 from qdraft.study.logit_store import DEPTH, Rows, log_softmax
@@ -76,7 +76,7 @@ def rows_at_once(n_vocab: int) -> int:
     return max(1, min(_MOST_ROWS, _BLOCK // n_vocab))
 
 
-def scored(engine: Engine, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
+def scored(engine: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
     """The scored places of a chunk in blocks: the tokens that follow, and rows of logits.
 
     The rows are borrowed until the next block. Raises LogitsError for a row that is not finite.
@@ -155,7 +155,7 @@ def _exp(mean: Mean) -> Mean:
 
 
 def evaluate(
-    engine: Engine,
+    engine: TokenSequence,
     chunks: Sequence[Sequence[int]],
     *,
     base: Iterator[Rows] | None = None,

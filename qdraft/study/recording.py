@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.errors import UsageError
 from qdraft.paths import new_file
 from qdraft.study.logit_store import log_softmax
@@ -73,8 +73,8 @@ class Recording:
 
 
 def record(
-    target: Engine,
-    draft: Engine,
+    target: TokenSequence,
+    draft: TokenSequence,
     tokens: Sequence[int],
     n_prompt: int,
     *,
@@ -112,7 +112,7 @@ def record(
 
 
 def _rows(
-    engine: Engine, tokens: Sequence[int], first: int, last: int, n_rows: int
+    engine: TokenSequence, tokens: Sequence[int], first: int, last: int, n_rows: int
 ) -> NDArray[np.float32]:
     """Log-probabilities of what follows tokens[first] to tokens[last - 1]."""
     engine.truncate(0)
@@ -125,8 +125,8 @@ def _rows(
 
 
 def _on_shared(
-    target: Engine,
-    draft: Engine,
+    target: TokenSequence,
+    draft: TokenSequence,
     tokens: Sequence[int],
     first: int,
     last: int,

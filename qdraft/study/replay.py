@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.loop import decode
+from qdraft.decoding.engine import n_common
+from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
@@ -67,18 +68,22 @@ class _Clock:
 
 
 class _Recorded:
-    """An engine that gives recorded rows by place."""
+    """A sequence that gives recorded rows by place."""
 
     def __init__(self, n_tokens: int, n_ctx: int, first: int, clock: _Clock) -> None:
         self.vocab = _Vocab(n_tokens)
-        self.n_past = 0
+        self.tokens: list[int] = []
         self.n_ctx = n_ctx
         self._first = first  # tokens in the cache when the row of place 0 comes
         self._clock = clock
 
+    @property
+    def n_past(self) -> int:
+        return len(self.tokens)
+
     def eval(self, tokens: Sequence[int], logits: int) -> Rows:
         start = self.n_past
-        self.n_past += len(tokens)
+        self.tokens += tokens
         if start:  # reading the prompt is no part of what is replayed
             self._clock.now += self.cost(len(tokens))
         last = self.n_past - self._first
@@ -92,7 +97,11 @@ class _Recorded:
         raise NotImplementedError
 
     def truncate(self, n_past: int) -> None:
-        self.n_past = min(self.n_past, n_past)
+        del self.tokens[n_past:]
+
+    def keep(self, tokens: Sequence[int]) -> int:
+        self.truncate(n_common(self.tokens, tokens))
+        return self.n_past
 
     def close(self) -> None:
         pass
@@ -145,7 +154,8 @@ class _Courier:
         self._source, self._destination = source, destination
 
     def copy(self, start: int) -> None:
-        self._destination.n_past = self._destination.base = self._source.n_past
+        self._destination.tokens = list(self._source.tokens)
+        self._destination.base = self._source.n_past
 
 
 def replay(
@@ -234,11 +244,11 @@ def _replay_text(
     )  # fmt: skip
     courier = _Courier(target, draft) if share_kv else None
     return list(
-        decode(
+        Decoding(
             target, ModelDrafter(draft, target.vocab.n_tokens, courier), [0] * first,
             Sampler(sampling, target.vocab.n_tokens),
             schedule_for(params, params.most_drafted, table, acceptance, loss),
-            rng, stop=lambda token: None, clock=clock, verify_block=params.verify == "block",
+            rng, clock, verification=params.verification,
         )
     )  # fmt: skip
 

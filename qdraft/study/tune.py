@@ -44,7 +44,7 @@ class Tried:
             "fixed": f"fixed {p.n_draft}",
             "confidence": f"confidence {p.p_min:g}" if p.p_min is not None else "confidence",
         }[p.draft_policy]
-        return how if p.verify == "block" else f"{how} (token)"
+        return how if p.verification == "block" else f"{how} (token)"
 
 
 def ways(temperature: float) -> list[DecodeParams]:
@@ -53,7 +53,7 @@ def ways(temperature: float) -> list[DecodeParams]:
     found += [DecodeParams(draft_policy="fixed", n_draft=n) for n in _LENGTHS]
     found += [DecodeParams(draft_policy="confidence", n_draft=8, p_min=p) for p in _CONFIDENCES]
     if temperature > 0:
-        found += [replace(way, verify="token") for way in found]
+        found += [replace(way, verification="token") for way in found]
     return found
 
 
@@ -217,7 +217,7 @@ def tuned_settings(
         "draft-policy": params.draft_policy,
         "n-draft": params.n_draft,
         "p-min": params.p_min,
-        "verification": params.verify if params.verify != "block" else None,
+        "verification": params.verification if params.verification != "block" else None,
         "drafter": None,
     }
     if setting:

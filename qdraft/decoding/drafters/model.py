@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from qdraft.decoding.engine import Engine
+from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.schedule import Gate
 from qdraft.decoding.records import Distribution, Draft
 from qdraft.decoding.rng import Rng
@@ -40,19 +40,20 @@ class ModelDrafter:
 
     source = "model"
 
-    def __init__(self, engine: Engine, n_vocab: int, courier: Courier | None = None) -> None:
+    def __init__(self, engine: TokenSequence, n_vocab: int, courier: Courier | None = None) -> None:
         self.engine = engine
         self._n_vocab = n_vocab
         self._n_own_vocab = engine.vocab.n_tokens
         self._courier = courier
         self._n_shared = 0  # cells at the start that are the target's
         self._n_prompt = 0
+        self._in_step = False  # has this text had its first copy?
         self._told_full = False
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self.engine.truncate(0)
-        self._n_shared = 0
+        self._n_shared = min(self._n_shared, self.engine.keep(prompt[:-1]))
         self._n_prompt = len(prompt)
+        self._in_step = False
         self._told_full = False
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
@@ -150,13 +151,14 @@ class ModelDrafter:
         Returns the number of tokens that are read, or copied as a whole prompt, for that.
         """
         if self._courier:
-            first = self._n_shared == 0
-            self._courier.copy(self._n_shared)
-            self._n_shared = self.engine.n_past
-            return self._n_shared if first else 0
-        n_behind = len(context) - 1 - self.engine.n_past
-        if self.engine.n_past == 0:
+            n_before, in_step = self._n_shared, self._in_step
+            self._courier.copy(n_before)
+            self._n_shared, self._in_step = self.engine.n_past, True
+            return 0 if in_step else self._n_shared - n_before
+        n_past, n_all = self.engine.n_past, len(context) - 1
+        n_prompt = min(self._n_prompt, n_all)
+        if n_past < n_prompt:
             # The prompt in a batch of its own, as the target read it: other batch shapes give
             # other roundings, which stay in the cells and cost acceptance.
-            self.engine.eval(context[: self._n_prompt], 0)
-        return n_behind
+            self.engine.eval(context[n_past:n_prompt], 0)
+        return n_all - n_past

@@ -24,11 +24,12 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._following: dict[tuple[int, ...], int] = {}
-        self._n_read = 0
+        self._text: list[int] = []  # what the index holds
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._following.clear()
-        self._n_read = 0
+        if list(prompt[: len(self._text)]) != self._text:
+            self._following.clear()
+            self._text = []
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
         place = self._find(context)
@@ -39,6 +40,8 @@ class NgramDrafter:
         while gate.more(self.source) and gate.take(self.source, confidence):
             n += 1
         tokens = _after(context, place, n)
+        if not n:
+            return Draft()
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
 
     def repetition(self, context: Sequence[int], n: int) -> list[int]:
@@ -51,11 +54,11 @@ class NgramDrafter:
 
     def _read(self, context: Sequence[int]) -> None:
         """Index every n-gram that something follows; the newest place wins."""
-        for end in range(max(1, self._n_read), len(context)):
+        for end in range(max(1, len(self._text)), len(context)):
             for size in _SIZES:
                 if end >= size:
                     self._following[tuple(context[end - size : end])] = end
-        self._n_read = len(context)
+        self._text += context[len(self._text) :]
 
     def _find(self, context: Sequence[int]) -> int | None:
         """The place after the newest occurrence of the longest known end of the text."""

@@ -15,7 +15,7 @@ class Drafter(Protocol):
     """Proposes tokens; told after each round how many of them stand."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts after ``prompt``; nothing of an earlier one may be reused."""
+        """A new text starts after ``prompt``; keep what an earlier one has in common with it."""
         ...
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
