@@ -33,14 +33,15 @@ def table_logits(n_vocab: int, seed: int, scale: float = 1.5, blend: float = 0.0
 
     def logits(tokens: tuple[int, ...]) -> np.ndarray:
         key = (*tokens[-2:], len(tokens) % 3)
-        base, noise = _normal(n_vocab, seed, *key), _normal(n_vocab, seed + 1, *key)
+        base, noise = normal(n_vocab, seed, *key), normal(n_vocab, seed + 1, *key)
         return scale * ((1 - blend) * base + blend * noise)
 
     return logits
 
 
 @cache
-def _normal(n: int, *seed: int) -> np.ndarray:
+def normal(n: int, *seed: int) -> np.ndarray:
+    """Normal numbers of this seed, remembered: a loop asks for the same row many times."""
     return np.random.default_rng(seed).normal(size=n)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, Clock, engine, run, tokens_of, vocab
+from fakes import GREEDY, PLAIN, Clock, engine, normal, run, tokens_of, vocab
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
@@ -27,7 +27,7 @@ def text_logits(seed: int) -> LogitsFn:
     """Logits of a text that does not run in circles: by place and last token."""
 
     def logits(tokens: tuple[int, ...]) -> np.ndarray:
-        return 3 * np.random.default_rng([seed, len(tokens), tokens[-1]]).normal(size=8)
+        return 3 * normal(8, seed, len(tokens), tokens[-1])
 
     return logits
 
