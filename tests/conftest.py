@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -10,6 +11,11 @@ import pytest
 
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
+
+# Threads of llama.cpp sleep while they wait for each other, also in child processes. By default
+# they spin: as soon as anything else runs on the machine, each waits for one that does not run,
+# and a token takes up to fifty times as long. It must be set before llama.cpp is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(autouse=True)
