@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.drafters.protocol import Verified
 from qdraft.decoding.engine import n_common
 from qdraft.decoding.policy.schedule import Gate
 from qdraft.decoding.records import Draft
@@ -118,7 +119,7 @@ class FakeSequence:
         self.closed = True
 
 
-class FakeCourier:
+class FakeKvCopy:
     """Copies the cells of one FakeSequence to another; records where each copy started."""
 
     def __init__(self, source: FakeSequence, destination: FakeSequence) -> None:
@@ -152,8 +153,8 @@ class ScriptedDrafter:
         n = len(tokens)
         return Draft(tuple(tokens), None, self.source, confidence=(1.0,) * n, n_rows=n)
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
-        self.accepted.append(n_accepted)
+    def accept(self, verified: Verified) -> None:
+        self.accepted.append(verified.n_accepted)
 
 
 class FakeClock:

@@ -11,12 +11,12 @@ from qdraft.decoding.drafters.cascade import CascadeDrafter
 from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
-from qdraft.decoding.drafters.protocol import Drafter
+from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.loop import Decoding, Reader, TokenReader
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Times, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
-from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.sampling import Processor, Sampler
 from qdraft.testing import FakeClock, FakeSequence, FakeVocab, LogitsFn
 
 GREEDY = SamplingParams(temperature=0)
@@ -68,12 +68,13 @@ def run(
     prompt: Sequence[int] = PROMPT,
     rng: Rng | None = None,
     reader: Reader | None = None,
+    processors: Sequence[Processor] = (),
 ) -> Iterator[Round]:
     decoding = Decoding(
         target,
         drafter,
         prompt,
-        Sampler(params, target.vocab.n_tokens),
+        Sampler(params, target.vocab.n_tokens, processors),
         schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
         FakeClock(),
@@ -114,10 +115,14 @@ PROMPT_ROUND = make_round(0, 0, verify_s=9.0, n_prompt=5, index=0)
 
 
 def target_law(
-    params: SamplingParams, n_vocab: int, n_tokens: int, prompt: tuple[int, ...] = PROMPT
+    params: SamplingParams,
+    n_vocab: int,
+    n_tokens: int,
+    prompt: tuple[int, ...] = PROMPT,
+    processors: Sequence[Processor] = (),
 ) -> dict[tuple[int, ...], float]:
     """The law of the target alone, by multiplying its conditional distributions."""
-    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab)
+    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab, processors)
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(n_tokens):
         longer = {}
@@ -156,5 +161,5 @@ class CascadeAlone(HybridDrafter):
         self.ngram.begin(prompt)
         self.model.begin(prompt)
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
-        self.model.accept(n_accepted, context)
+    def accept(self, verified: Verified) -> None:
+        self.model.accept(verified)

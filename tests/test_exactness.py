@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ import qdraft.decoding.verification as acceptance
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.records import Distribution, Draft, SamplingParams, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
-from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.sampling import History, Row, Sampler, draw
 from qdraft.decoding.verification import block_rejection, rejection
 from qdraft.testing import FakeSequence, ScriptedDrafter, enumerate_law
 
@@ -101,13 +102,13 @@ def test_law_of_one_round_by_enumeration(name: str, block: bool) -> None:
         probs = []
         for _ in range(2):
             probs.append(dist(other, drafted))
-            drafted = (*drafted, acceptance.draw(probs[-1], rng))
+            drafted = (*drafted, draw(probs[-1], rng))
         rule = block_rejection if block else rejection
         verdict = rule(Draft(drafted, tuple(probs)), lambda i: dist(target, drafted[:i]), rng)
         text = verdict.tokens
         # The rest of three places is drawn from the target, so that the law is one over triples.
         while len(text) < 3:
-            text = (*text, acceptance.draw(dist(target, text), rng))
+            text = (*text, draw(dist(target, text), rng))
         return text
 
     law = enumerate_law(program)
@@ -170,6 +171,34 @@ def test_law_with_a_point_mass_drafter(block: bool) -> None:
     assert distance(enumerate_law(program), target_law(PLAIN, 3, 4)) < 1e-12
 
 
+class NeverTwice:
+    """A processor with state kept by prefix: no token may follow itself."""
+
+    def __init__(self) -> None:
+        self._banned: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, row: Row, history: History) -> Row:
+        prefix = tuple(history.last(-1))
+        row[self._banned.setdefault(prefix, prefix[-1])] = -np.inf
+        return row
+
+
+@block_or_token
+def test_law_under_a_processor_of_ones_own(block: bool) -> None:
+    """Target and draft go through the same processor, with a state of the same prefix."""
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        rounds = run(
+            engine(3), model_drafter(3), params=PLAIN, n_predict=4, n_draft=2, rng=rng,
+            block=block, processors=[NeverTwice()],
+        )  # fmt: skip
+        return tuple(tokens_of(list(rounds)))
+
+    law = enumerate_law(program)
+    assert distance(law, target_law(PLAIN, 3, 4, processors=[NeverTwice()])) < 1e-12
+    assert all(a != b for text in law for a, b in pairwise(text))
+
+
 # Faults: each must be caught by the very test that the right code passes.
 # Three tokens of five may follow, so that each fault has a place to show: a token outside the
 # target's three, a residual whose lists of candidates differ, a draft with another temperature.
@@ -215,7 +244,7 @@ def _mean_accepted(
     rule: Callable[..., Verdict], p: Sequence[Distribution], q: Sequence[Distribution]
 ) -> float:
     def program(rng: Rng) -> int:
-        draft = Draft(tuple(acceptance.draw(d, rng) for d in q), tuple(q))
+        draft = Draft(tuple(draw(d, rng) for d in q), tuple(q))
         return rule(draft, lambda i: p[i], rng).n_accepted
 
     return sum(n * weight for n, weight in enumerate_law(program).items())

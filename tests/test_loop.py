@@ -20,7 +20,7 @@ from qdraft.decoding.verification import verify
 from qdraft.errors import ContextError, LogitsError, RollbackError, UsageError
 from qdraft.session.check import Check, check
 from qdraft.session.text import TextReader
-from qdraft.testing import FakeClock, FakeCourier, FakeSequence, ScriptedDrafter
+from qdraft.testing import FakeClock, FakeKvCopy, FakeSequence, ScriptedDrafter
 
 
 def alone(n_predict: int = 32, **kwargs: object) -> list[int]:
@@ -58,8 +58,8 @@ def test_no_token_twice_when_a_draft_is_empty_after_full_acceptance() -> None:
             self.turn = not self.turn
             return Draft() if self.turn else perfect.draft(context, gate, sampler, rng)
 
-        def accept(self, n_accepted, context):  # type: ignore[no-untyped-def]
-            perfect.accept(n_accepted, context)
+        def accept(self, verified):  # type: ignore[no-untyped-def]
+            perfect.accept(verified)
 
     rounds = list(run(engine(), Alternating(lambda c: [])))
     assert [r.n_draft for r in rounds[:4]] == [0, 4, 0, 4]
@@ -82,8 +82,8 @@ def test_own_cache_is_fed_each_token_once() -> None:
     """After a full acceptance the last draft token and the bonus token go in as one batch."""
     drafter = model_drafter(blend=0.0)
     list(run(engine(), drafter, n_predict=21, n_draft=4))
-    assert isinstance(drafter.engine, FakeSequence)
-    assert drafter.engine.widths[:10] == [3, 1, 1, 1, 1, 2, 1, 1, 1, 2]
+    assert isinstance(drafter.sequence, FakeSequence)
+    assert drafter.sequence.widths[:10] == [3, 1, 1, 1, 1, 2, 1, 1, 1, 2]
 
 
 def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
@@ -192,8 +192,8 @@ def test_an_end_token_inside_a_block_cuts_everything(params: SamplingParams) -> 
     assert (last.n_draft, last.n_accepted, last.n_tested, last.n_emitted) == (4, 3, 3, 3)
     assert last.finish_reason is FinishReason.END_OF_GENERATION
     assert target.tokens == [1, 0, 2, 3, 4, 5]
-    assert isinstance(drafter.engine, FakeSequence)
-    assert drafter.engine.tokens == [1, 0, 2, 3, 4, 5]
+    assert isinstance(drafter.sequence, FakeSequence)
+    assert drafter.sequence.tokens == [1, 0, 2, 3, 4, 5]
 
 
 def test_the_drafter_stops_at_an_end_token_and_the_target_verifies_it() -> None:
@@ -269,8 +269,8 @@ def test_between_rounds_the_target_holds_all_but_the_last_token() -> None:
     for r in run(target, drafter, n_predict=64):
         text += r.tokens
         assert target.tokens == text[:-1]
-        assert isinstance(drafter.engine, FakeSequence)
-        assert drafter.engine.tokens == text[: drafter.engine.n_past]
+        assert isinstance(drafter.sequence, FakeSequence)
+        assert drafter.sequence.tokens == text[: drafter.sequence.n_past]
         assert r.n_tested == (r.n_accepted if r.n_accepted == r.n_draft else r.n_accepted + 1)
 
 
@@ -300,7 +300,7 @@ def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
         if r.n_context + 5 <= 203 and r.index > 0:
             for i in range(min(r.n_draft + 1, 4)):
                 row = np.array(logits((*text, *r.draft.tokens[:i])), dtype=np.float32)
-                assert (sampler.confidence(row) >= 0.5) == (i < r.n_draft)
+                assert (sampler.propose(row, text).confidence >= 0.5) == (i < r.n_draft)
             n_stopped += r.n_draft < 4
         text += r.tokens
     assert n_stopped > 10
@@ -317,9 +317,9 @@ class TestSharedKv:
 
     def pair(
         self, blend: float = 0.3, **kwargs: object
-    ) -> tuple[FakeSequence, ModelDrafter, FakeCourier]:
+    ) -> tuple[FakeSequence, ModelDrafter, FakeKvCopy]:
         target, draft = engine(), engine(blend=blend, **kwargs)
-        courier = FakeCourier(target, draft)
+        courier = FakeKvCopy(target, draft)
         return target, ModelDrafter(draft, 8, courier), courier
 
     @pytest.mark.parametrize("plain_every", [0, 3])
@@ -333,8 +333,8 @@ class TestSharedKv:
     def test_the_draft_reads_no_prompt_and_each_cell_is_copied_once(self) -> None:
         target, drafter, courier = self.pair(blend=0.0)
         rounds = list(run(target, drafter, n_predict=100, prompt=[1] * 50))
-        assert isinstance(drafter.engine, FakeSequence)
-        assert set(drafter.engine.widths) == {1}
+        assert isinstance(drafter.sequence, FakeSequence)
+        assert set(drafter.sequence.widths) == {1}
         drafted = [r for r in rounds if r.n_draft]
         assert [r.draft.n_caught_up for r in drafted[:3]] == [50, 0, 0]  # the prompt, copied
         assert courier.starts[:3] == [0, 50, 55]
@@ -344,9 +344,9 @@ class TestSharedKv:
         target, drafter, _ = self.pair(blend=0.6)
         text = [1, 0, 2]
         for r in run(target, drafter, n_predict=64, plain_every=4):
-            assert isinstance(drafter.engine, FakeSequence)
+            assert isinstance(drafter.sequence, FakeSequence)
             if r.n_draft:
-                assert drafter.engine.tokens[: len(text) - 1] == text[:-1]
+                assert drafter.sequence.tokens[: len(text) - 1] == text[:-1]
             text += r.tokens
 
     def test_a_draft_context_that_fills_up(self) -> None:
@@ -396,7 +396,7 @@ class TestSteps:
     def test_a_common_prefix_is_kept_and_not_read_again(self) -> None:
         target, drafter = engine(), model_drafter()
         first = tokens_of(list(run(target, drafter, n_predict=20)))
-        draft = drafter.engine
+        draft = drafter.sequence
         assert isinstance(draft, FakeSequence)
         n_cached = draft.n_past
         longer = [*PROMPT, *first, 5, 5, 3]
@@ -434,8 +434,8 @@ class TestSteps:
         assert last.n_emitted == len(reader.pieces) < len(last.verdict.tokens)
         assert last.n_accepted == last.n_tested == last.n_emitted < last.verdict.n_accepted
         assert target.tokens == [*PROMPT, *text[:7]]
-        assert isinstance(drafter.engine, FakeSequence)
-        assert drafter.engine.tokens == target.tokens[: drafter.engine.n_past]
+        assert isinstance(drafter.sequence, FakeSequence)
+        assert drafter.sequence.tokens == target.tokens[: drafter.sequence.n_past]
 
 
 class TestCheck:

@@ -29,7 +29,7 @@ from qdraft.making.try_recipes import list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
 from qdraft.render.make import recipe_name
-from qdraft.testing import FakeCourier, FakeSequence
+from qdraft.testing import FakeKvCopy, FakeSequence
 
 
 class TestOverlap:
@@ -57,7 +57,7 @@ class TestOverlap:
 
     def test_shared_cells_are_copied_before_each_place(self) -> None:
         target, draft = engine(), engine(blend=0.5)
-        courier = FakeCourier(target, draft)
+        courier = FakeKvCopy(target, draft)
         found = overlap(target, draft, self.TEXTS, courier.copy)
         assert found.n == 8
         assert courier.starts == [0, 2, 3, 4, 5, 0, 1, 2]

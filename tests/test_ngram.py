@@ -132,7 +132,7 @@ class TestCascade:
         assert len(drafted) > 20
         assert all(r.n_accepted == r.n_draft for r in drafted)
         assert any(r.n_draft < r.draft.n_rows for r in drafted)  # some repetitions were cut short
-        cached = list(model.engine.tokens)
+        cached = list(model.sequence.tokens)
         assert cached == [*PROMPT, *tokens_of(rounds)][: len(cached)]
 
     def test_a_round_that_was_paid_for_is_counted(self) -> None:

@@ -15,7 +15,7 @@ from qdraft.errors import UsageError
 from qdraft.study import recording as records
 from qdraft.study.recording import Recording, record
 from qdraft.study.replay import Costs, Replayed, replay, synthetic, with_rest
-from qdraft.testing import FakeCourier
+from qdraft.testing import FakeKvCopy
 
 COSTS = Costs(0.3, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
 
@@ -66,7 +66,7 @@ def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Recor
         )
         tokens = [*prompt, *(token for r in rounds for token in r.tokens)]
         draft = engine(8, blend)
-        copy = FakeCourier(target, draft).copy if shared else None
+        copy = FakeKvCopy(target, draft).copy if shared else None
         texts.append(
             record(
                 target, draft, tokens, len(prompt), kind="text", temperature=temperature,
@@ -84,7 +84,7 @@ def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
     tested = accepted = 0
     for seed in range(6):
         target, draft = engine(8), engine(8, blend)
-        drafter = ModelDrafter(draft, 8, FakeCourier(target, draft))
+        drafter = ModelDrafter(draft, 8, FakeKvCopy(target, draft))
         for r in run(
             target, drafter, params=params, n_predict=n, n_draft=n_draft, plain_every=24,
             prompt=(1, 0, 2 + seed), rng=SeededRng(100 + seed),

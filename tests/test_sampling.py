@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from qdraft.decoding.records import Distribution, SamplingParams
 from qdraft.decoding.rng import SeededRng
-from qdraft.decoding.sampling import Sampler, recent
+from qdraft.decoding.sampling import History, Row, Sampler
 from qdraft.decoding.verification import residual
 from qdraft.errors import LogitsError, UsageError
 
@@ -137,11 +138,71 @@ def test_bias_beyond_the_vocabulary_is_an_error() -> None:
         Sampler(SamplingParams(logit_bias={7: 1.0}), 3)
 
 
-def test_recent() -> None:
-    assert recent([1, 2, 3], [4, 5], 3) == [3, 4, 5]
-    assert recent([1, 2, 3], [4, 5], 1) == [5]
-    assert recent([1, 2, 3], [4, 5], 9) == recent([1, 2, 3], [4, 5], -1) == [1, 2, 3, 4, 5]
-    assert recent([1, 2, 3], [], 0) == []
+def test_the_last_tokens_of_text_and_draft() -> None:
+    history = History([1, 2, 3], [4, 5])
+    assert len(history) == 5
+    assert history.last(3) == [3, 4, 5]
+    assert history.last(1) == [5]
+    assert history.last(9) == history.last(-1) == [1, 2, 3, 4, 5]
+    assert History([1, 2, 3]).last(0) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_confidence_sees_the_processors(temperature: float) -> None:
+    """A banned favourite is not what the draft is sure of."""
+    row = np.array([9.0, 2.0, 1.0], dtype=np.float32)
+    params = SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0)
+    banned = replace(params, logit_bias={0: -math.inf})
+    assert Sampler(params, 3).propose(row, [1]).confidence > 0.99
+    proposal = Sampler(banned, 3).propose(row, [1])
+    assert proposal.confidence == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-6)
+    assert proposal.confidence_in(0) == 0
+    penalised = Sampler(replace(params, presence_penalty=8.0), 3).propose(row, [1], [0])
+    assert penalised.confidence == pytest.approx(1 / (2 + math.exp(-7)), rel=1e-6)  # 1, -6, 1
+
+
+def test_proposals() -> None:
+    row = np.array([1.0, 3.0, 2.0], dtype=np.float32)
+    likeliest = Sampler(SamplingParams(temperature=0), 3).propose(row, [1])
+    assert (likeliest.probs, likeliest.token(SeededRng(0))) == (None, 1)
+    assert likeliest.confidence_in(1) == likeliest.confidence
+    assert likeliest.confidence_in(2) == 0
+    sampler = Sampler(SamplingParams(temperature=1, top_k=2, top_p=1, min_p=0), 3)
+    drawn = sampler.propose(row, [1])
+    assert drawn.probs is not None
+    assert drawn.confidence == drawn.confidence_in(1) == drawn.probs.prob(1)
+    assert {drawn.token(SeededRng(i)) for i in range(40)} == {1, 2}
+    with pytest.raises(LogitsError):
+        Sampler(SamplingParams(temperature=0), 2).propose(np.full(2, np.nan, np.float32), [1])
+
+
+class Once:
+    """A processor with state: bans every token of the text, and keeps what it banned by prefix."""
+
+    def __init__(self) -> None:
+        self.n_banned: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, row: Row, history: History) -> Row:
+        tokens = set(history.last(-1))
+        self.n_banned[tuple(history.last(-1))] = len(tokens)
+        row[list(tokens)] = -np.inf
+        return row
+
+
+def test_processors_of_ones_own_come_last_and_see_text_and_draft() -> None:
+    once = Once()
+    sampler = Sampler(SamplingParams(temperature=0, logit_bias={0: 99}), 4, [once])
+    row = np.array([1.0, 3.0, 2.0, 0.0], dtype=np.float32)
+    kept = row.copy()
+    assert sampler.argmax(row, [1]) == 0
+    assert sampler.propose(row, [1], [0]).token(SeededRng(0)) == 2
+    assert once.n_banned == {(1,): 1, (1, 0): 2}
+    np.testing.assert_array_equal(row, kept)
+
+
+def test_without_processors_no_row_is_copied() -> None:
+    row = np.zeros(4, dtype=np.float32)
+    assert Sampler(SamplingParams(), 4).process(row, [1]) is row
 
 
 def test_residual_of_different_supports() -> None:

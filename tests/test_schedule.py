@@ -20,7 +20,7 @@ from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
 from qdraft.session import store as machine
-from qdraft.testing import FakeCourier, FakeSequence, LogitsFn
+from qdraft.testing import FakeKvCopy, FakeSequence, LogitsFn
 
 
 def text_logits(seed: int) -> LogitsFn:
@@ -86,7 +86,7 @@ class Machine:
 
         target.cost = decode_cost
         draft.cost = lambda width: self.c * cost(1.0, width)
-        drafter = ModelDrafter(draft, 8, None if self.read else FakeCourier(target, draft))
+        drafter = ModelDrafter(draft, 8, None if self.read else FakeKvCopy(target, draft))
         return list(
             Decoding(
                 target, drafter, prompt, Sampler(params, 8), schedule, SeededRng(3),

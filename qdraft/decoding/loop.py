@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from qdraft.decoding.drafters.protocol import Drafter
+from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
 from qdraft.decoding.records import FinishReason, Round, Times
@@ -118,7 +118,7 @@ class Decoding:
         # Commit: both caches keep every token but the last.
         tokens += emitted
         target.truncate(len(tokens) - 1)
-        self.drafter.accept(min(verdict.n_accepted, len(emitted)), tokens)
+        self.drafter.accept(Verified(tokens, min(verdict.n_accepted, len(emitted))))
         times = Times(drafted - started, verified - drafted, self.clock() - verified)
         n_prompt = len(pending) if index == 0 else 0
         kept = draft.without_probs()

@@ -1,69 +1,219 @@
-"""From a row of logits to the distribution that the next token is drawn from.
+"""From a row of logits to the token that follows, or to the distribution it is drawn from.
 
-The steps and their order are those of llama.cpp's default sampler chain: logit
-bias, penalties, top-k, typical-p, top-p, min-p, temperature. Target and draft go
-through one Sampler, so that q and p are always made the same way.
+The steps and their order are those of llama.cpp's default sampler chain: logit bias, penalties,
+top-k, typical-p, top-p, min-p, temperature. Bias and penalties are processors, which change the
+row itself; the others truncate the distribution. Target and draft go through one Sampler, so that
+p and q are always made in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.decoding.records import Distribution, SamplingParams
+from qdraft.decoding.rng import Rng
 from qdraft.errors import LogitsError, UsageError
 
 Row = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
 
-class Sampler:
-    """Turns logits into a token (greedy) or a Distribution, for one request.
+@dataclass(frozen=True, slots=True)
+class History:
+    """The text before a row: the tokens of the text, and the draft tokens after them."""
 
-    ``context`` is the text so far and ``drafted`` the draft tokens after it that
-    precede this row: the penalties of row i see both, so a draft changes nothing.
+    context: Sequence[int]
+    drafted: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.context) + len(self.drafted)
+
+    def last(self, n: int) -> list[int]:
+        """The last ``n`` tokens, oldest first; -1: all of them."""
+        if n < 0:
+            return [*self.context, *self.drafted]
+        n_context = max(0, n - len(self.drafted))
+        return [
+            *self.context[max(0, len(self.context) - n_context) :],
+            *self.drafted[max(0, len(self.drafted) - n) :],
+        ]
+
+
+class Processor(Protocol):
+    """Changes the logits of a row, on the target's side and the draft's alike."""
+
+    def __call__(self, row: Row, history: History) -> Row:
+        """Return the row, shape [n_vocab], as the text in ``history`` asks for.
+
+        The result must depend on ``row`` and the tokens of ``history`` alone: p stays the
+        target's law only if a row after the same tokens is always changed in the same way. State
+        may be kept by prefix, for rejected draft tokens come back as other tokens. ``row`` is a
+        copy and may be written to; ``history`` may not be kept.
+        """
+        ...
+
+
+class LogitBias:
+    """Adds ``bias`` to the logits of its tokens; -inf bans a token."""
+
+    def __init__(self, ids: NDArray[np.intp], bias: Row) -> None:
+        self._ids, self._bias = ids, bias
+
+    def __call__(self, row: Row, history: History) -> Row:
+        row[self._ids] += self._bias
+        return row
+
+
+class Penalties:
+    """llama.cpp's penalties on the tokens of the last ``repeat_last_n`` places.
+
+    Their logits are divided by ``repeat_penalty`` (multiplied if below 0), then lowered by
+    ``frequency_penalty`` for each occurrence and by ``presence_penalty`` once.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int) -> None:
-        self.params = params
-        unknown = [token for token in params.logit_bias if token >= n_vocab]
-        if unknown:
-            raise UsageError(
-                f"logit bias for token {unknown[0]}, but the vocabulary has {n_vocab} tokens"
-            )
-        self._bias_ids = np.array(list(params.logit_bias), dtype=np.intp)
-        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
-        self._penalises = params.repeat_last_n != 0 and (
-            params.repeat_penalty != 1
-            or params.presence_penalty != 0
-            or params.frequency_penalty != 0
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+
+    def __call__(self, row: Row, history: History) -> Row:
+        params = self._params
+        tokens = np.asarray(history.last(params.repeat_last_n), dtype=np.intp)
+        ids, counts = np.unique(tokens, return_counts=True)
+        logits = row[ids]
+        logits = np.where(
+            logits > 0, logits / params.repeat_penalty, logits * params.repeat_penalty
         )
+        row[ids] = logits - counts * params.frequency_penalty - params.presence_penalty
+        return row
+
+
+def processors_for(params: SamplingParams, n_vocab: int) -> list[Processor]:
+    """The processors that ``params`` ask for, in llama.cpp's order.
+
+    Raises UsageError for a biased token that is not in the vocabulary.
+    """
+    unknown = [token for token in params.logit_bias if token >= n_vocab]
+    if unknown:
+        raise UsageError(
+            f"logit bias for token {unknown[0]}, but the vocabulary has {n_vocab} tokens"
+        )
+    processors: list[Processor] = []
+    if params.logit_bias:
+        ids = np.array(list(params.logit_bias), dtype=np.intp)
+        bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        processors.append(LogitBias(ids, bias))
+    penalties = (params.repeat_penalty - 1, params.presence_penalty, params.frequency_penalty)
+    if params.repeat_last_n != 0 and any(penalties):
+        processors.append(Penalties(params))
+    return processors
+
+
+class Proposal(Protocol):
+    """What the draft says about the next token. Borrows its row: use it before the next eval."""
+
+    @property
+    def probs(self) -> Distribution | None:
+        """q, the distribution that ``token`` draws from; None if it takes the likeliest token."""
+        ...
+
+    @property
+    def confidence(self) -> float:
+        """The largest probability, in (0, 1]; computed when asked for."""
+        ...
+
+    def confidence_in(self, token: int) -> float:
+        """How sure the draft is of ``token``; 0 if it would never propose it."""
+        ...
+
+    def token(self, rng: Rng) -> int:
+        """The proposed token. A draw must be used: dropping it would change its law."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LikeliestToken:
+    """A greedy proposal: the largest entry of a processed row, shape [n_vocab]."""
+
+    row: Row
+    best: int
+    probs: Distribution | None = None
+
+    @property
+    def confidence(self) -> float:
+        top = self.row[self.best]
+        return 1.0 / float(np.exp(self.row - top).sum(dtype=np.float64))
+
+    def confidence_in(self, token: int) -> float:
+        return self.confidence if token == self.best else 0.0
+
+    def token(self, rng: Rng) -> int:
+        return self.best
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnToken:
+    """A sampled proposal: a draw from q."""
+
+    probs: Distribution
+
+    @property
+    def confidence(self) -> float:
+        return float(self.probs.probs.max())
+
+    def confidence_in(self, token: int) -> float:
+        return self.probs.prob(token)
+
+    def token(self, rng: Rng) -> int:
+        return draw(self.probs, rng)
+
+
+class Sampler:
+    """Turns rows of logits, shape [n_vocab], into tokens and distributions, for one text.
+
+    ``context`` is the text so far and ``drafted`` the draft tokens after it that precede the row:
+    processors see both, so that a draft changes nothing. ``processors`` come after those of
+    ``params``. Without any, no row is copied.
+    """
+
+    def __init__(
+        self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()
+    ) -> None:
+        self.params = params
+        self._processors = [*processors_for(params, n_vocab), *processors]
 
     @property
     def greedy(self) -> bool:
         return self.params.temperature == 0
 
-    def argmax(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """The likeliest token after bias and penalties; builds no probabilities.
+    def process(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Row:
+        """The row after all processors; rows are borrowed, so these get a copy."""
+        if not self._processors:
+            return row
+        row, history = row.copy(), History(context, drafted)
+        for processor in self._processors:
+            row = processor(row, history)
+        return row
 
-        Raises LogitsError when the row holds NaN or nothing finite.
+    def argmax(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:
+        """The likeliest token after all processors; builds no probabilities.
+
+        Raises LogitsError if the row holds NaN or nothing finite.
         """
-        row = self.adjust(row, context, drafted)
-        token = int(row.argmax())
-        _check_finite(row[token])
-        return token
+        return _argmax(self.process(row, context, drafted))
 
     def distribution(
         self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()
     ) -> Distribution:
-        """The distribution of the next token for one row of logits, shape [n_vocab].
+        """The distribution of the next token.
 
-        Raises LogitsError when the row holds NaN or nothing finite.
+        Raises LogitsError if the row holds NaN or nothing finite.
         """
         params = self.params
-        row = self.adjust(row, context, drafted)
+        row = self.process(row, context, drafted)
         _check_finite(row.max())
         ids: NDArray[np.intp] | None = None
         if 0 < params.top_k < len(row):
@@ -80,38 +230,25 @@ class Sampler:
                 logits, ids = logits[kept], kept if ids is None else ids[kept]
         return Distribution(softmax(logits, self.params.temperature or 1.0), ids)
 
-    def confidence(self, row: Row) -> float:
-        """The largest softmax probability of a raw row, in (0, 1]."""
-        top = row.max()
-        return 1.0 / float(np.exp(row - top).sum(dtype=np.float64))
+    def propose(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Proposal:
+        """What a draft row proposes, after all processors.
 
-    def adjust(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Row:
-        """Bias and penalties, on a copy: rows are borrowed from the engine."""
-        if not (len(self._bias_ids) or self._penalises):
-            return row
-        row = row.copy()
-        row[self._bias_ids] += self._bias
-        if self._penalises:
-            self._penalise(row, recent(context, drafted, self.params.repeat_last_n))
-        return row
-
-    def _penalise(self, row: Row, history: Sequence[int]) -> None:
-        """llama.cpp's penalties: divide (or multiply) by repeat, subtract the other two."""
-        params = self.params
-        ids, counts = np.unique(np.asarray(history, dtype=np.intp), return_counts=True)
-        logits = row[ids]
-        logits = np.where(
-            logits > 0, logits / params.repeat_penalty, logits * params.repeat_penalty
-        )
-        row[ids] = logits - counts * params.frequency_penalty - params.presence_penalty
+        Raises LogitsError if the row holds NaN or nothing finite.
+        """
+        if not self.greedy:
+            return DrawnToken(self.distribution(row, context, drafted))
+        row = self.process(row, context, drafted)
+        return LikeliestToken(row, _argmax(row))
 
 
-def recent(context: Sequence[int], drafted: Sequence[int], n: int) -> list[int]:
-    """The last ``n`` tokens of context and draft together (-1: all)."""
-    if n < 0:
-        return [*context, *drafted]
-    n_context = max(0, n - len(drafted))
-    return [*context[max(0, len(context) - n_context) :], *drafted[max(0, len(drafted) - n) :]]
+def draw(distribution: Distribution, rng: Rng) -> int:
+    """One token from a distribution."""
+    return distribution.token(rng.draw(distribution.probs))
+
+
+def point_mass(token: int) -> Distribution:
+    """All probability on one token."""
+    return Distribution(np.ones(1), np.array([token], dtype=np.intp))
 
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
@@ -153,6 +290,12 @@ def keep_typical_p(probs: Floats, limit: float) -> NDArray[np.intp]:
     order = np.argsort(np.abs(surprise - entropy), kind="stable")
     n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "left")) + 1
     return np.sort(order[:n_kept])
+
+
+def _argmax(row: Row) -> int:
+    token = int(row.argmax())
+    _check_finite(row[token])
+    return token
 
 
 def _check_finite(top: np.floating) -> None:

@@ -1,9 +1,12 @@
 """Verification: which draft tokens stand, and which token follows them.
 
-Token-level rejection sampling, Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1,
-and Chen et al. 2023 (arXiv:2302.01318), algorithm 2: a draft token x is accepted with
-probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from the
-residual, proportional to max(p - q, 0). The emitted tokens then have exactly the law p.
+Notation, for a draft X_1 .. X_k after a context c:
+
+    p(x | X^i)  the target's distribution after c and X_1 .. X_i: ``target_probs(i)``
+    q(x | X^i)  the draft's, from which X_(i+1) was drawn: ``draft.probs[i]``
+
+Leviathan et al. write p and q, Chen et al. p and q with K tokens, Sun et al. M_b and M_s with gamma
+tokens. Whatever q is, the emitted tokens have exactly the law p.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 
 from qdraft.decoding.records import Distribution, Draft, Origin, Verdict
 from qdraft.decoding.rng import Rng
-from qdraft.decoding.sampling import Floats, Row, Sampler
+from qdraft.decoding.sampling import Floats, Row, Sampler, draw, point_mass
 
 
 def verify(
@@ -25,10 +28,11 @@ def verify(
     rng: Rng,
     rule: str = "token",
 ) -> Verdict:
-    """Verify a draft of n tokens against the target's logits, shape [n + 1, n_vocab].
+    """Verify a draft of k tokens against the target's logits, shape [k + 1, n_vocab].
 
-    Row i follows ``context`` and the first i draft tokens. Rows after the first
-    rejection are not looked at, except by block verification. Raises LogitsError on a bad row.
+    Row i follows ``context`` and the first i draft tokens. ``rule`` is "token" or "block"; greedy
+    sampling needs neither. A row is turned into probabilities only if it can still matter. Raises
+    LogitsError on a bad row among those.
     """
     tokens = draft.tokens
     if sampler.greedy:
@@ -42,60 +46,79 @@ def greedy(tokens: Sequence[int], argmax: Callable[[int], int]) -> Verdict:
     for i, token in enumerate(tokens):
         best = argmax(i)
         if token != best:
-            return Verdict((*tokens[:i], best), i + 1, Origin.RESIDUAL)
-    n = len(tokens)
-    return Verdict((*tokens, argmax(n)), n, Origin.BONUS if n else Origin.TARGET)
+            return _rejected(tokens, i, best)
+    return _accepted(tokens, argmax(len(tokens)))
 
 
 def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
-    """Accept each draft token with min(1, p / q); replace the first rejected one."""
+    """Judge the draft token by token.
+
+    Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023 (arXiv:2302.01318),
+    algorithm 2. X_(i+1) stands with probability min(1, p(X_(i+1) | X^i) / q(X_(i+1) | X^i)). The
+    first that does not is replaced by a draw from the residual, norm(max(p - q, 0)). If all
+    stand, one more token is drawn from p(. | X^k).
+    """
     for i, token in enumerate(draft.tokens):
-        p = target_probs(i)
-        q = draft.probs[i] if draft.probs is not None else point_mass(token)
-        if not rng.accept(p.prob(token) / q.prob(token)):
-            replacement = draw(residual(p, q), rng)
-            return Verdict((*draft.tokens[:i], replacement), i + 1, Origin.RESIDUAL)
-    n = draft.n
-    bonus = draw(target_probs(n), rng)
-    return Verdict((*draft.tokens, bonus), n, Origin.BONUS if n else Origin.TARGET)
+        p, q = target_probs(i), _draft_probs(draft, i)
+        if not rng.accept(min(1.0, p.prob(token) / q.prob(token))):
+            return _rejected(draft.tokens, i, draw(residual(p, q), rng))
+    return _accepted(draft.tokens, draw(target_probs(draft.n), rng))
 
 
 def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
-    """Accept the longest prefix that the block as a whole allows.
+    """Judge the draft as a block: accept the longest prefix that stands.
 
-    Block verification, Sun et al. 2024 (arXiv:2403.10444), algorithm 2: with w_0 = 1 and
-    w_i = min(1, w_{i-1} p_i / q_i), prefix i stands with probability h_i = s_i / (s_i + 1 - w_i),
-    s_i the mass of max(w_i p_{i+1} - q_{i+1}, 0), and h_K = w_K. The token after the longest
-    prefix that stands is drawn in proportion to that same max. Same law as ``rejection``, and
-    never fewer tokens accepted in expectation.
+    Sun et al. 2024, "Block Verification Accelerates Speculative Decoding" (arXiv:2403.10444),
+    algorithm 2. The weight of a prefix X^i (p_i in the paper, w_i here) is the token rule's
+    ratio, carried from token to token and capped at 1 at each:
+
+        w_0 = 1,  w_i = min(1, w_(i-1) p(X_i | X^(i-1)) / q(X_i | X^(i-1)))
+
+    A token that the target likes more than the draft makes up for earlier ones that it likes
+    less, where the token rule wastes that surplus. Each prefix X^i is tested on its own, with a
+    random number of its own, and stands with probability
+
+        s_i = sum over x of max(w_i p(x | X^i) - q(x | X^i), 0)
+        h_i = s_i / (s_i + 1 - w_i) for i < k, and h_k = w_k
+
+    With tau the longest prefix that stands (0 always does), the next token is drawn from
+    p(. | X^k) if tau = k, else from the residual norm(max(w_tau p(. | X^tau) - q(. | X^tau), 0)).
+
+    The paper tests i = 1 .. k and keeps the last i that stands. The tests are independent of one
+    another, so testing from k down and stopping at the first that stands gives the same tau.
+
+    For k = 1 this is the token rule. The law is the same, and the paper proves that it accepts at
+    least as many tokens in expectation as any rule that keeps the law.
     """
-    tokens = draft.tokens
-    n = len(tokens)
-    p = [target_probs(i) for i in range(n + 1)]
-    q = draft.probs if draft.probs is not None else [point_mass(token) for token in tokens]
-    weights = [1.0]
+    tokens, k = draft.tokens, draft.n
+    p: list[Distribution] = []
+    w = [1.0]
     for i, token in enumerate(tokens):
-        weights.append(min(1.0, weights[-1] * p[i].prob(token) / q[i].prob(token)))
-    stands = n
-    while stands > 0:
-        w = weights[stands]
-        if rng.accept(w if stands == n else prefix_stands(p[stands], q[stands], w)):
+        if w[i] == 0:  # no longer prefix can stand: its rows do not matter
             break
-        stands -= 1
-    if stands == n:
-        return Verdict((*tokens, draw(p[n], rng)), n, Origin.BONUS if n else Origin.TARGET)
-    replacement = draw(residual(p[stands], q[stands], weights[stands]), rng)
-    return Verdict((*tokens[:stands], replacement), stands + 1, Origin.RESIDUAL)
+        p.append(target_probs(i))
+        w.append(min(1.0, w[i] * p[i].prob(token) / _draft_probs(draft, i).prob(token)))
+    w += [0.0] * (k + 1 - len(w))
+
+    def h(i: int) -> float:
+        if w[i] == 0 or i == k:
+            return w[i]
+        return prefix_stands(p[i], _draft_probs(draft, i), w[i])
+
+    tau = next((i for i in range(k, 0, -1) if rng.accept(h(i))), 0)
+    if tau == k:
+        return _accepted(tokens, draw(target_probs(k), rng))
+    return _rejected(tokens, tau, draw(residual(p[tau], _draft_probs(draft, tau), w[tau]), rng))
 
 
 def prefix_stands(p: Distribution, q: Distribution, weight: float) -> float:
-    """h_i = s_i / (s_i + 1 - w_i); 1 where both are 0 (p and q are equal from here on)."""
+    """h_i = s_i / (s_i + 1 - w_i); 1 if that is 0 / 0 (p and q are equal from here on)."""
     s = float(_excess(p, q, weight).sum())
     return s / (s + 1 - weight) if s + 1 - weight > 0 else 1.0
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:
-    """max(weight p - q, 0), normalised, on the support of p; p itself where it is all zero."""
+    """norm(max(weight p - q, 0)), on the support of p; p itself if that is zero everywhere."""
     rest = _excess(p, q, weight)
     total = rest.sum()
     return Distribution(rest / total, p.ids) if total > 0 else p
@@ -107,11 +130,17 @@ def _excess(p: Distribution, q: Distribution, weight: float) -> Floats:
     return np.maximum(weight * p.probs - q_probs, 0.0)
 
 
-def point_mass(token: int) -> Distribution:
-    """All probability on one token."""
-    return Distribution(np.ones(1), np.array([token], dtype=np.intp))
+def _draft_probs(draft: Draft, i: int) -> Distribution:
+    """q(. | X^i); a token that was not drawn is a point mass."""
+    return draft.probs[i] if draft.probs is not None else point_mass(draft.tokens[i])
 
 
-def draw(distribution: Distribution, rng: Rng) -> int:
-    """One token from a distribution."""
-    return distribution.token(rng.draw(distribution.probs))
+def _accepted(tokens: Sequence[int], bonus: int) -> Verdict:
+    """All of the draft stands, and ``bonus`` follows it."""
+    n = len(tokens)
+    return Verdict((*tokens, bonus), n, Origin.BONUS if n else Origin.TARGET)
+
+
+def _rejected(tokens: Sequence[int], n_accepted: int, replacement: int) -> Verdict:
+    """The draft stands up to the token that ``replacement`` takes the place of."""
+    return Verdict((*tokens[:n_accepted], replacement), n_accepted + 1, Origin.RESIDUAL)

@@ -90,7 +90,7 @@ def _noise(
 
 def _margin(sampler: Sampler, row: Row, context: Sequence[int], token: int) -> float | None:
     """How far ``token`` is from what the target alone emits; None if it could have emitted it."""
-    logits = sampler.adjust(row, context)
+    logits = sampler.process(row, context)
     best = sampler.argmax(row, context)
     if sampler.greedy:
         return None if token == best else float(logits[best] - logits[token])

@@ -1,10 +1,10 @@
-"""Repetitions in the text first, looked over by the model or not; the draft model elsewhere."""
+"""Repetitions in the text first, reviewed by the model or not; else the draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdraft.decoding.drafters.protocol import Drafter, SourceDrafter
+from qdraft.decoding.drafters.protocol import Drafter, SourceDrafter, Verified
 from qdraft.decoding.policy.schedule import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
@@ -12,10 +12,10 @@ from qdraft.decoding.sampling import Sampler
 
 
 class HybridDrafter:
-    """Offers repetitions where they pay, else the tokens of whoever else is expected to be fastest.
+    """Offers repetitions if they pay, else the tokens of the drafter expected to be fastest.
 
-    The gate weighs each source by its own record: a drafter that has not been paying is turned
-    away, at no cost, and a round is always of one source.
+    The gate weighs each source by its own record and turns a drafter that has not been paying
+    away, at no cost. All tokens of a round come from one drafter.
     """
 
     def __init__(self, first: Drafter, *others: SourceDrafter) -> None:
@@ -35,6 +35,6 @@ class HybridDrafter:
                 break
         return draft
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+    def accept(self, verified: Verified) -> None:
         for drafter in self._drafters:
-            drafter.accept(n_accepted, context)
+            drafter.accept(verified)

@@ -1,30 +1,32 @@
-"""Drafts from the text itself: what followed the last tokens when they stood there before."""
+"""Drafts from the text itself: what followed its last tokens when they occurred before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qdraft.decoding.drafters.protocol import Verified
 from qdraft.decoding.policy.schedule import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 
-_SIZES = (4, 3, 2)  # n-grams that are looked up, longest first
+_SIZES = (4, 3, 2)  # tokens of the n-grams in the index, longest first
 _LONGEST = 10  # tokens of a match that count for its confidence
 
 
 class NgramDrafter:
-    """Continues the newest earlier place that ends like the text does; needs no model.
+    """Continues from the newest earlier place that ends as the text does; needs no model.
 
-    Prompt lookup decoding, Saxena 2023. The index grows with the text: each token is read once.
-    The confidence of a match of n tokens is 1 - 2^-n; what it is worth the schedule learns.
+    Prompt lookup decoding, Saxena 2023. The index grows with the text, so that each token is
+    read once. The confidence of a match of n tokens is 1 - 2^-n; the schedule learns what that is
+    worth.
     """
 
     source = "ngram"
 
     def __init__(self) -> None:
         self._following: dict[tuple[int, ...], int] = {}
-        self._text: list[int] = []  # what the index holds
+        self._text: list[int] = []  # the tokens that the index covers
 
     def begin(self, prompt: Sequence[int]) -> None:
         if list(prompt[: len(self._text)]) != self._text:
@@ -39,9 +41,9 @@ class NgramDrafter:
         n = 0
         while gate.more(self.source) and gate.take(self.source, confidence):
             n += 1
-        tokens = _after(context, place, n)
         if not n:
             return Draft()
+        tokens = _after(context, place, n)
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
 
     def repetition(self, context: Sequence[int], n: int) -> list[int]:
@@ -49,7 +51,7 @@ class NgramDrafter:
         place = self._find(context)
         return [] if place is None else _after(context, place, n)
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+    def accept(self, verified: Verified) -> None:
         pass
 
     def _read(self, context: Sequence[int]) -> None:
@@ -71,7 +73,7 @@ class NgramDrafter:
 
 
 def _after(context: Sequence[int], place: int, n: int) -> list[int]:
-    """``n`` tokens from ``place`` on; a repetition may run on into what it gives."""
+    """``n`` tokens from ``place`` on; a repetition may run on into its own tokens."""
     text = list(context[place:])
     for i in range(n - len(text)):
         text.append(text[i])
@@ -79,7 +81,7 @@ def _after(context: Sequence[int], place: int, n: int) -> list[int]:
 
 
 def _match_length(context: Sequence[int], place: int) -> int:
-    """How many tokens before ``place`` are equal to the last ones of the text."""
+    """How many tokens before ``place`` equal the last ones of the text, at most ``_LONGEST``."""
     n = 0
     while n < min(place, _LONGEST) and context[place - 1 - n] == context[-1 - n]:
         n += 1

@@ -1,38 +1,56 @@
-"""The Drafter protocol, and the drafter that never drafts."""
+"""The Drafter protocol, what its implementations share, and the drafter that never drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qdraft.decoding.policy.schedule import Gate
-from qdraft.decoding.records import Draft
+from qdraft.decoding.records import Distribution, Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What a drafter learns after a round.
+
+    ``tokens`` is the text up to the round's last token, of which the last ``n_accepted`` before
+    that one were drafted. ``features`` are the target's hidden states of the round's tokens,
+    shape [n_emitted, n_embd], for drafters that work on them; None if nobody asked for them.
+    """
+
+    tokens: Sequence[int]
+    n_accepted: int
+    features: NDArray[np.float32] | None = None
+
+
 class Drafter(Protocol):
-    """Proposes tokens; told after each round how many of them stand."""
+    """Proposes tokens, and learns after each round how many of them stand."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts after ``prompt``; keep what an earlier one has in common with it."""
+        """A text starts with ``prompt``; keep what an earlier text has in common with it."""
         ...
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        """Tokens to follow ``context``, as many as ``gate`` admits; fewer is allowed.
+        """Tokens to follow ``context``, as many as ``gate`` admits; fewer are allowed.
 
-        Where to stop may depend on the draft's distributions and on tokens that are
-        kept, never on a token that is then dropped: that would change its law.
+        Where to stop may depend on the draft's distributions and on tokens that are offered,
+        never on a token that is then dropped: that would change its law.
         """
         ...
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
-        """``n_accepted`` draft tokens stand; ``context`` now ends with the round's last token."""
+    def accept(self, verified: Verified) -> None:
+        """A round has ended; make the drafter's cache agree with the text."""
         ...
 
 
 class SourceDrafter(Drafter, Protocol):
-    """A drafter whose drafts are all of one source."""
+    """A drafter whose drafts all name the same source."""
 
     source: str
 
@@ -46,5 +64,33 @@ class NoDrafter:
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
         return Draft()
 
-    def accept(self, n_accepted: int, context: Sequence[int]) -> None:
+    def accept(self, verified: Verified) -> None:
         pass
+
+
+class Offers:
+    """The tokens that a drafter has offered in a round, each with its q and its confidence."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._probs: list[Distribution | None] = []
+        self._confidence: list[float] = []
+
+    def add(self, token: int, probs: Distribution | None, confidence: float) -> None:
+        """Offer ``token``, drawn from ``probs`` (None: not drawn)."""
+        self.tokens.append(token)
+        self._probs.append(probs)
+        self._confidence.append(confidence)
+
+    def as_draft(self, source: str, n_rows: int, n_caught_up: int, *, dropped: bool) -> Draft:
+        """The draft of these tokens."""
+        drawn = tuple(probs for probs in self._probs if probs is not None)
+        return Draft(
+            tuple(self.tokens),
+            drawn if len(drawn) == len(self.tokens) else None,
+            source,
+            tuple(self._confidence),
+            n_rows,
+            n_caught_up,
+            dropped,
+        )
