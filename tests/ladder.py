@@ -25,7 +25,7 @@ def rung(name: str, size: int, kld: float, alone: float, as_draft: Ratio | None)
     )  # fmt: skip
     result = RungResult(
         quality=quality, prompt_per_second=99.0, per_second=alone * 10, memory=10**6, c=0.5,
-        v={2: 1.1}, target_per_second=10.0, shares_kv=True, no_sharing=None, as_draft=(draft,),
+        v={2: 1.1}, target_per_second=10.0, shares_kv=True, no_sharing="", as_draft=(draft,),
         doubts=(), measured=DAY,
     )  # fmt: skip
     return Rung(QuantFile(f"m-{name}.gguf", Path(f"m-{name}.gguf"), name, size, 4.0), result)

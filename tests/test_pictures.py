@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from qdraft.errors import UsageError
-from qdraft.render.charts import drawing, save_charts
+from qdraft.render.charts import drawing, save_charts, svg
 from qdraft.render.html import save_page
+from qdraft.render.point_labels import label_points
 from qdraft.render.tables import Sheet, as_csv, as_markdown, format_entry
 from qdraft.study.chart_data import BarChart, Line, LineChart, costs_chart, line_of
 
@@ -57,8 +59,58 @@ class TestPictures:
         assert path.read_bytes().startswith(magic)
 
     def test_other_names_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="name ends in"):
+        with pytest.raises(UsageError, match="name must end in"):
             save_charts([CURVES], tmp_path / "p.jpg")
+
+    def test_points_are_named_in_text_and_in_files(self) -> None:
+        chart = LineChart(
+            "Named",
+            "MB",
+            "alpha",
+            (line_of("T 0", [(2, 0.5), (1, 0.9), (3, None)], ["b", "a", "c"]),),
+        )
+        assert drawing(chart).splitlines()[-1] == "  a 1, b 2"
+        names = re.findall(r">([abc])</text>", svg(chart))
+        assert sorted(names) == ["a", "b"]
+
+    @pytest.mark.parametrize("n", [3, 12])
+    def test_names_cover_neither_each_other_nor_points(self, n: int) -> None:
+        """Points as near to each other as the rungs of a ladder are."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        x = tuple(float(i) for i in range(n))
+        lines = tuple(
+            Line(
+                f"T {t}", x, tuple(0.9 + t / 50 + i / 300 for i in range(n)), names=("Q4_K_M",) * n
+            )
+            for t in (0, 1)
+        )
+        figure = Figure(figsize=(6.4, 4.2))
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        for line in lines:
+            axes.plot(line.x, line.y)
+        figure.draw_without_rendering()
+        label_points(axes, canvas.get_renderer(), lines, ("red", "blue"))
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+        assert len(boxes) == 2 * n
+        dots = [
+            axes.transData.transform(at)
+            for line in lines
+            for at in zip(line.x, line.y, strict=True)
+        ]
+        assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+        assert not any(box.contains(*dot) for box in boxes for dot in dots)
+
+    def test_an_svg_follows_the_colours_of_its_page(self, tmp_path: Path) -> None:
+        """Text and axes have the colour of the text around them, and there is no background."""
+        path = tmp_path / "p.svg"
+        save_charts([CURVES, BARS], path)
+        for text in (svg(CURVES), path.read_text(encoding="utf-8")):
+            assert "currentColor" in text
+            assert "#ffffff" not in text
+        assert "prefers-color-scheme:dark" in path.read_text(encoding="utf-8")
 
     def test_nothing_measured(self) -> None:
         assert "nothing was measured" in drawing(LineChart("Empty", "x", "y", ()))

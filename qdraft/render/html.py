@@ -1,4 +1,7 @@
-"""A study as one HTML file that opens from disk: no script, no network, charts inside."""
+"""A study as one HTML file that opens from disk: no script, no network, charts inside.
+
+The page and its charts follow the reader's colour scheme.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884
 th { font-weight: 600; } .text { text-align: left; }
 .figures { display: grid; gap: 1rem; }
 .figures { grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
-figure { margin: 0; background: #fff; padding: .5rem; }
+figure { margin: 0; padding: .5rem; border: 1px solid #8884; }
 figure svg { width: 100%; height: auto; }
 pre { overflow-x: auto; font-size: .8rem; }
 """
@@ -38,9 +41,9 @@ def save_page(
     words: Sequence[str],
     about: dict[str, Any] | None = None,
 ) -> None:
-    """Write the page; ``about`` names files, settings and machine.
+    """Write the page. ``words`` are its conclusions, ``about`` names files, settings and machine.
 
-    Raises UsageError where the plotting library is not installed.
+    Raises UsageError if the plotting library is not installed.
     """
     figures = [f"<figure>{_unique(svg(chart), i)}</figure>" for i, chart in enumerate(charts)]
     body = [
@@ -66,8 +69,8 @@ def save_page(
 
 def _table(sheet: Sheet) -> str:
     sheet = sheet.used()
-    names = [isinstance(row, str) for row in (sheet.rows[0] if sheet.rows else ())]
-    kinds = [' class="text"' if is_text else "" for is_text in names] or [""] * len(sheet.columns)
+    texts = [isinstance(entry, str) for entry in (sheet.rows[0] if sheet.rows else ())]
+    kinds = [' class="text"' if is_text else "" for is_text in texts] or [""] * len(sheet.columns)
     head = "".join(f"<th{k}>{escape(c)}</th>" for c, k in zip(sheet.columns, kinds, strict=True))
     rows = "\n".join(
         "<tr>"
@@ -82,7 +85,7 @@ def _table(sheet: Sheet) -> str:
 
 
 def _unique(chart: str, place: int) -> str:
-    """Ids inside an SVG, made the page's own: two charts may use the same ones."""
+    """An SVG whose ids no other chart of the page has."""
     return (
         chart.replace('id="', f'id="p{place}-')
         .replace('href="#', f'href="#p{place}-')

@@ -89,7 +89,7 @@ class RungResult:
     v: Mapping[int, float]
     target_per_second: float
     shares_kv: bool
-    no_sharing: str | None
+    no_sharing: str
     as_draft: tuple[AsDraft, ...]
     doubts: tuple[str, ...]
     measured: Json
