@@ -15,47 +15,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 import tiny
+from invoke import SCHEMA, one_error, qdraft, qdraft_process
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
-from qdraft.cli.machine_options import parse_gpu_layers, parse_tensor_split
-from qdraft.cli.options import (
-    parse_logit_bias,
-    read_prompt,
-)
-from qdraft.cli.run import Output, _show
+from qdraft.cli.options.devices import parse_gpu_layers, parse_tensor_split
+from qdraft.cli.options.output import RunOutputOptions
+from qdraft.cli.options.sampling import parse_logit_bias
+from qdraft.cli.options.text import read_prompt
+from qdraft.cli.run import show_text
 from qdraft.decoding.records import Chunk
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, quantize
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "docs/schema/run.json").read_text())
 PROMPT = ("-p", "What is the capital of France?")
 FIXED = ("--draft-policy", "fixed")  # draft lengths, and so seeded texts, do not follow the clock
-
-
-def qdraft(*args: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command; no terminal anywhere, stdin closed unless given."""
-    return subprocess.run(
-        [sys.executable, "-m", "qdraft", *args],
-        input=stdin,
-        stdin=None if stdin is not None else subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, **env},
-        timeout=300,
-        check=False,
-    )
-
-
-def one_error(result: subprocess.CompletedProcess[str], status: int) -> str:
-    """The error line; nothing else but a hint may be said, and stdout stays empty."""
-    lines = result.stderr.splitlines()
-    assert result.returncode == status, result.stderr
-    assert result.stdout == ""
-    assert lines[0].startswith("error: ")
-    assert all(line.startswith("hint: ") for line in lines[1:])
-    assert len(lines) <= 2
-    return lines[0]
 
 
 class TestMistakes:
@@ -67,32 +40,53 @@ class TestMistakes:
             (("run", "--tempp", "1"), "--tempp"),
             (("walk",), "walk"),
             (("run", *PROMPT, "-n", "many"), "--n-predict"),
-            (("run", *PROMPT, "--top-p", "1.5"), "top_p is 1.5"),
-            (("run", *PROMPT, "-n", "-2"), "n_predict is -2"),
-            (("run", *PROMPT, "--n-draft", "99"), "n_draft is 99"),
-            (("run", *PROMPT, "--stop", ""), "stop"),
+            (("run", *PROMPT, "--top-p", "1.5"), "--top-p is 1.5"),
+            (("run", *PROMPT, "-n", "-2"), "--n-predict is -2"),
+            (("run", *PROMPT, "--n-draft", "99"), "--n-draft is 99"),
+            (("run", *PROMPT, "--stop", ""), "--stop"),
             (("run", *PROMPT, "-ngl", "some"), "--gpu-layers is some"),
             (("run", *PROMPT, "-ts", "a,b"), "--tensor-split is a,b"),
             (("run", *PROMPT, "-l", "12"), "--logit-bias is 12"),
-            (("run", *PROMPT, "-ctk", "q3"), "cache_type_k is q3"),
+            (("run", *PROMPT, "-ctk", "q3"), "--cache-type-k is q3"),
             (("run", *PROMPT, "-ctv", "q8_0", "-fa", "off"), "needs flash attention"),
-            (("run", *PROMPT, "-b", "64", "-ub", "128"), "n_ubatch is 128"),
+            (("run", *PROMPT, "-b", "64", "-ub", "128"), "--ubatch-size is 128"),
             (("run", *PROMPT, "-d", "draft.gguf"), "needs a target"),
-            (("run", *PROMPT, "-m", "a.gguf", "--pair", "smollm2"), "not both"),
-            (("run", *PROMPT, "-m", "a", "-d", "b", "--no-draft"), "not both"),
-            (("run", *PROMPT, "-m", "a", "--models-file", "b"), "give one of them"),
-            (("run", *PROMPT, "--no-draft", "-cd", "64"), "do not go together"),
-            (("run", *PROMPT, "--no-draft", "--share-kv", "on"), "do not go together"),
-            (("run", *PROMPT, "-m", "a", "-d", "b", "--drafter", "ngram"), "not both"),
-            (("run", *PROMPT, "--drafter", "ngram", "-cd", "64"), "do not go together"),
-            (("run", *PROMPT, "--drafter", "guess"), "drafter is guess"),
+            (
+                ("run", *PROMPT, "-m", "a.gguf", "--pair", "smollm2"),
+                "--pair cannot be combined with --model",
+            ),
+            (
+                ("run", *PROMPT, "-m", "a", "-d", "b", "--no-draft"),
+                "--model-draft cannot be combined with --no-draft",
+            ),
+            (
+                ("run", *PROMPT, "-m", "a", "--models-file", "b"),
+                "--models-file cannot be combined with",
+            ),
+            (
+                ("run", *PROMPT, "--no-draft", "-cd", "64"),
+                "--ctx-size-draft cannot be combined with --no-draft",
+            ),
+            (
+                ("run", *PROMPT, "--no-draft", "--share-kv", "on"),
+                "--share-kv cannot be combined with",
+            ),
+            (
+                ("run", *PROMPT, "-m", "a", "-d", "b", "--drafter", "ngram"),
+                "--model-draft cannot be combined with --drafter",
+            ),
+            (
+                ("run", *PROMPT, "--drafter", "ngram", "-cd", "64"),
+                "--ctx-size-draft cannot be combined with",
+            ),
+            (("run", *PROMPT, "--drafter", "guess"), "--drafter is guess"),
             (("run", *PROMPT, "--share-kv", "maybe"), "--share-kv is maybe"),
-            (("run", *PROMPT, "--verify", "all"), "verify is all"),
-            (("run", *PROMPT, "-c", "4294967300"), "n_ctx is 4294967300"),
-            (("run", *PROMPT, "-t", "100000"), "n_threads is 100000"),
-            (("run", *PROMPT, "--json", "--color"), "do not go together"),
-            (("run", *PROMPT, "--quiet", "--verbose"), "do not go together"),
-            (("run", *PROMPT, "-f", "x.txt"), "not both"),
+            (("run", *PROMPT, "--verification", "all"), "--verification is all"),
+            (("run", *PROMPT, "-c", "4294967300"), "--ctx-size is 4294967300"),
+            (("run", *PROMPT, "-t", "100000"), "--threads is 100000"),
+            (("run", *PROMPT, "--json", "--color"), "--color cannot be combined with --json"),
+            (("run", *PROMPT, "--quiet", "--verbose"), "--verbose cannot be combined with --quiet"),
+            (("run", *PROMPT, "-f", "x.txt"), "--prompt cannot be combined with --file"),
             (("run", "-f", "no-such-file.txt"), "cannot be read"),
             (("run", *PROMPT, "--pair", "nothing"), "no pair is called nothing"),
             (("run", *PROMPT, "--models-file", "none.yaml"), "cannot be read"),
@@ -185,7 +179,7 @@ def test_option_values() -> None:
 @pytest.mark.usefixtures("smollm2")
 class TestRun:
     def test_text_on_stdout_talk_on_stderr(self) -> None:
-        result = qdraft("run", *PROMPT, *FIXED, "--temp", "0", "-n", "48", "--check")
+        result = qdraft_process("run", *PROMPT, *FIXED, "--temp", "0", "-n", "48", "--check")
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith("The capital of France is Paris")
         for word in (
@@ -248,10 +242,10 @@ class TestRun:
         assert result.stdout.strip()
 
     def test_verbose_shows_the_native_log(self) -> None:
-        assert "llama_context" in qdraft("run", *PROMPT, "-n", "1", "--verbose").stderr
+        assert "llama_context" in qdraft_process("run", *PROMPT, "-n", "1", "--verbose").stderr
 
     def test_prompt_longer_than_the_context(self) -> None:
-        result = qdraft("run", "-p", "word " * 200, "-c", "128")
+        result = qdraft_process("run", "-p", "word " * 200, "-c", "128")
         assert re.search(
             r"the prompt has 2\d\d tokens, but the context holds 128", one_error(result, 5)
         )
@@ -326,8 +320,8 @@ class TestRun:
                 def __getattr__(self, name: str) -> object:
                     return getattr(text, name)
 
-            output = Output(as_json=True, quiet=False, verbose=False, color=False, check=True)
-            status = _show(pair, Interrupted(), output, greedy=True)  # type: ignore[arg-type]
+            output = RunOutputOptions(as_json=True, check=True)
+            status = show_text(pair, Interrupted(), output, greedy=True)  # type: ignore[arg-type]
         report = json.loads(capsys.readouterr().out)
         jsonschema.validate(report, SCHEMA)
         assert status == 130
@@ -369,10 +363,10 @@ class TestRun:
     @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
     def test_trouble_with_files_is_one_line(self, smollm2: tuple[Path, Path]) -> None:
         files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]))
-        unwritable = qdraft("run", *PROMPT, "-n", "4", QDRAFT_CACHE_DIR="/dev/null/x")
+        unwritable = qdraft_process("run", *PROMPT, "-n", "4", QDRAFT_CACHE_DIR="/dev/null/x")
         assert "Not a directory" in one_error(unwritable, 1)
         # Two files of one's own need no cache: the probe's answer is not kept, and that is said.
-        own = qdraft("run", *PROMPT, "-n", "4", *files, QDRAFT_CACHE_DIR="/dev/null/x")
+        own = qdraft_process("run", *PROMPT, "-n", "4", *files, QDRAFT_CACHE_DIR="/dev/null/x")
         assert own.returncode == 0
         assert "warning: the answer of the probe cannot be kept" in own.stderr
         full = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
-from qdraft.render.summary import _exact
+from qdraft.render.run import describe_bit_identity
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import DEPTHS, BitIdentity, probe_bit_identity
 from qdraft.testing import FakeSequence, FakeVocab
@@ -62,7 +62,7 @@ class NoisyEngine(FakeSequence):
             self._spoilt = 0
 
 
-def test_all_widths_exact() -> None:
+def test_all_widthsdescribe_bit_identity() -> None:
     engine = NoisyEngine(n_exact=100)
     assert probe_bit_identity(engine, 8) == BitIdentity(8)
     assert engine.n_past == 0
@@ -71,7 +71,7 @@ def test_all_widths_exact() -> None:
 
 @pytest.mark.parametrize("in_cells", [False, True])
 @pytest.mark.parametrize("n_exact", [1, 2, 5, 8])
-def test_the_longest_draft_that_is_exact(n_exact: int, in_cells: bool) -> None:
+def test_the_longest_draft_that_isdescribe_bit_identity(n_exact: int, in_cells: bool) -> None:
     # a draft of n tokens makes a batch of n + 1 rows
     probed = probe_bit_identity(NoisyEngine(n_exact, in_cells=in_cells), 8)
     assert probed == BitIdentity(n_exact - 1, DEPTHS[0], 0.25)
@@ -96,12 +96,14 @@ def test_what_was_found_is_kept(tmp_path: Path) -> None:
 
 
 def test_one_sentence_says_what_exact_does() -> None:
-    assert "up to 8 tokens equal one-token decoding" in _exact(BitIdentity(8))
-    assert "up to 4 tokens: rows of longer ones differ by 0.05" in _exact(BitIdentity(4, 24, 0.05))
-    deep = _exact(BitIdentity(0, 300, 0.61))
+    assert "up to 8 tokens equal one-token decoding" in describe_bit_identity(BitIdentity(8))
+    assert "up to 4 tokens: rows of longer ones differ by 0.05" in describe_bit_identity(
+        BitIdentity(4, 24, 0.05)
+    )
+    deep = describe_bit_identity(BitIdentity(0, 300, 0.61))
     assert "target runs alone" in deep
     assert "-t 1" in deep
-    assert "-t 1" not in _exact(BitIdentity(0, 24, 0.05))
+    assert "-t 1" not in describe_bit_identity(BitIdentity(0, 24, 0.05))
 
 
 @pytest.fixture(scope="module")

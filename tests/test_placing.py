@@ -11,7 +11,7 @@ import tiny
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
-from qdraft.cli.machine_options import parse_overrides
+from qdraft.cli.options.devices import parse_overrides
 from qdraft.errors import UsageError
 from qdraft.llama.devices import Device
 from qdraft.llama.params import ALL_LAYERS, EngineParams

@@ -11,7 +11,7 @@ from invoke import one_error, qdraft
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
-from qdraft.cli.options import parse_size
+from qdraft.cli.options.devices import parse_size
 from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header
 from qdraft.llama.params import EngineParams

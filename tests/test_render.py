@@ -12,8 +12,8 @@ from rich.console import Console
 from qdraft.decoding.records import Chunk, FinishReason, Origin
 from qdraft.decoding.summary import summarize
 from qdraft.render.console import THEME, TextStream
-from qdraft.render.progress import Bars
-from qdraft.render.summary import check_view, summary_view
+from qdraft.render.progress import ProgressBars
+from qdraft.render.run import check_view, summary_view
 from qdraft.session.check import Check
 
 
@@ -103,7 +103,7 @@ def test_no_color_keeps_only_what_is_not_colour(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars() as bars:
-        bars.building("pair[test]-F16.gguf", 1, 2)
-        bars.loading("pair[test]-F16.gguf", 0.5)
+    with ProgressBars() as bars:
+        bars.report_building("pair[test]-F16.gguf", 1, 2)
+        bars.report("loading pair[test]-F16.gguf", 0.5, 1)
     assert capsys.readouterr().err == "building pair[test]-F16.gguf\n"

@@ -1,111 +1,72 @@
-"""`qdraft bench`: a pair on real work, beside the target alone."""
+"""`qdraft bench`: a pair on several kinds of tasks, beside the target alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qdraft.cli import options as opt
-from qdraft.cli import study_options as study
-from qdraft.cli.machine_options import Machine, takes_machine
-from qdraft.cli.opening import Models, open_models
+from qdraft.cli.opening import open_described
+from qdraft.cli.options.devices import DeviceOptions
+from qdraft.cli.options.drafting import DraftingOptions
+from qdraft.cli.options.group import Defaults, Only, Without, takes_options
+from qdraft.cli.options.models import ModelOptions
+from qdraft.cli.options.output import StudyOutputOptions
+from qdraft.cli.options.sampling import SamplingOptions
+from qdraft.cli.options.study import BenchTaskOptions
 from qdraft.cli.run import INTERRUPTED
-from qdraft.cli.studies import Shown, show_study
-from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.cli.show_study import StudyView, show_study
 from qdraft.errors import UsageError
-from qdraft.render import bench as view
-from qdraft.render.progress import Bars
+from qdraft.render import bench as render
+from qdraft.render.progress import ProgressBars
 from qdraft.study.about import describe_pair
 from qdraft.study.bench_spec import BenchSpec
-from qdraft.study.prompts import built_in, read_tasks
-
-_WORK = "Work"
-
-Prompts = Annotated[
-    Path | None,
-    opt.option(
-        _WORK,
-        "--prompts",
-        help='JSONL with {"kind": ..., "prompt": ...} a line, or Spec-Bench\'s questions.',
-        default="our own",
-    ),
-]
-Kinds = Annotated[
-    str | None, opt.option(_WORK, "--kinds", help="Only these, as code,story.", default="all")
-]
-PerKind = Annotated[
-    int, opt.option(_WORK, "--per-kind", min=1, max=2, help="Prompts of our own for each kind.")
-]
-Repeats = Annotated[
-    int, opt.option(_WORK, "-r", "--repeats", min=1, max=100, help="Times that all is written.")
-]
-IgnoreEos = Annotated[
-    bool, opt.option(_WORK, "--ignore-eos", help="No text ends before -n tokens.")
-]
 
 
-@takes_machine
+@takes_options
 def bench(
-    target: opt.Target = None,
-    draft: opt.DraftFile = None,
-    pair: opt.PairName = None,
-    models_file: opt.ModelsFile = None,
-    prompts: Prompts = None,
-    kinds: Kinds = None,
-    per_kind: PerKind = 1,
-    repeats: Repeats = 1,
-    n_predict: study.NPredictStudy = 64,
-    ignore_eos: IgnoreEos = False,
-    temperatures: study.Temperatures = "0,1",
-    top_k: opt.TopK = 40,
-    top_p: opt.TopP = 0.95,
-    min_p: opt.MinP = 0.05,
-    seed: opt.Seed = 1,
-    drafter: opt.DrafterName = "model",
-    draft_policy: opt.DraftPolicy = "auto",
-    n_draft: opt.NDraft = None,
-    p_min: opt.PMin = None,
-    verify: opt.Verify = "block",
-    share_kv: opt.ShareKv = "auto",
-    ctx_size: opt.CtxSize = 2048,
-    machine: Machine = Machine(),  # noqa: B008 (frozen)
-    output: study.OutputFormat = "table",
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    plot: study.PlotFile = None,
-    no_plot: study.NoPlot = False,
-    report: study.ReportFile = None,
+    models: Annotated[ModelOptions, Without("no_draft")],
+    tasks: BenchTaskOptions,
+    sampling: Annotated[SamplingOptions, Only("top_k", "top_p", "min_p", "seed"), Defaults(seed=1)],
+    drafting: Annotated[DraftingOptions, Without("exact")],
+    devices: Annotated[
+        DeviceOptions,
+        Without("ctx_size_draft", "batch_size", "ubatch_size"),
+        Defaults(ctx_size=2048),
+    ],
+    output: StudyOutputOptions,
 ) -> None:
-    """Measure a pair on kinds of work: the target alone against qdraft, text by text.
+    """Measure a pair against the target alone on several kinds of tasks.
 
-    Answers which work and which temperature drafting pays for on this machine, how sure that is,
-    and what the cost model makes of it.
+    Shows for which tasks and temperatures drafting pays off on this machine, how certain that is,
+    and what the cost model predicts.
     """
-    shown = Shown(output, as_json, quiet, plot, no_plot, report)
-    chosen = study.names_of(kinds) if kinds else None
-    tasks = read_tasks(prompts, chosen) if prompts else built_in(chosen, per_kind)
-    work = BenchSpec(
-        tasks, study.parse_temperatures(temperatures), repeats, ignore_eos,
-        SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p),
-        DecodeParams(
-            n_predict=n_predict, drafter=drafter, n_draft=n_draft, draft_policy=draft_policy,
-            p_min=p_min, verification=verify, seed=max(0, seed),
-        ),
-    )  # fmt: skip
-    models = Models(target, draft, pair, models_file, False, drafter == "ngram", share_kv)
-    with open_models(
-        models, *machine.engines(ctx_size), machine.servers, keep_draft=True, quiet=quiet
-    ) as opened:
-        if opened.draft is None and drafter != "ngram":
-            raise UsageError("there is no draft to measure", hint="-d, or --drafter ngram")
-        with Bars(quiet=quiet) as bars:
-            found = work.run(opened, bars.step)
-        about = {**describe_pair(opened, machine.threads), **work.describe()}
-    show_study(
-        "qdraft bench", view.sheets(found), view.charts(found), view.report(found, about),
-        found.doubts, [found.conclusion], shown, about,
-    )  # fmt: skip
-    if not found.complete:
+    spec = BenchSpec(
+        tasks.tasks(),
+        tasks.parse_temperatures(),
+        tasks.repeats,
+        tasks.ignore_eos,
+        sampling.params(),
+        drafting.params(n_predict=tasks.n_predict, seed=max(0, sampling.seed)),
+    )
+    with open_described(models, devices, drafting, keep_draft=True, quiet=output.quiet) as pair:
+        if pair.draft is None and drafting.drafter != "ngram":
+            raise UsageError(
+                "there is no draft to measure",
+                hint="name one with --model-draft, or use --drafter ngram",
+            )
+        with ProgressBars(quiet=output.quiet) as bars:
+            result = spec.run(pair, bars.report)
+        about = {**describe_pair(pair, devices.threads), **spec.describe()}
+    view = StudyView(
+        "qdraft bench",
+        render.sheets(result),
+        render.charts(result),
+        render.report(result, about),
+        [result.conclusion],
+        result.doubts,
+        about,
+    )
+    show_study(view, output)
+    if not result.complete:
         raise typer.Exit(INTERRUPTED)

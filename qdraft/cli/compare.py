@@ -2,122 +2,147 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qdraft.cli import machine_options as mach
-from qdraft.cli import options as opt
-from qdraft.cli import study_options as study
+from qdraft.cli.options.devices import DeviceOptions
+from qdraft.cli.options.group import Group, Only, option, takes_options
+from qdraft.cli.options.output import PANEL, StudyOutputOptions
+from qdraft.cli.options.sampling import TemperatureOptions
+from qdraft.cli.options.text import read_text_file
 from qdraft.cli.run import INTERRUPTED
-from qdraft.cli.studies import Shown, show_study
+from qdraft.cli.show_study import StudyView, show_study
 from qdraft.errors import UsageError
-from qdraft.llama.params import EngineParams
-from qdraft.llama.rpc import parse_servers
 from qdraft.making.calibration import evaluation_text
-from qdraft.render import compare as view
-from qdraft.render.progress import Bars
+from qdraft.render import compare as render
+from qdraft.render.progress import ProgressBars
 from qdraft.session.store import describe_machine
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.compare import compare as measure
 
-_TEXT, _TYPES = "Text", "Types made on the fly"
+_TEXT, _TYPES = "Text", "Types to quantize to"
 
-TargetFile = Annotated[Path, typer.Argument(metavar="TARGET.gguf", help="The reference.")]
+TargetFile = Annotated[Path, typer.Argument(metavar="TARGET.gguf", help="Reference GGUF file.")]
 Rungs = Annotated[
     list[str],
-    typer.Argument(metavar="DRAFT_OR_TYPE...", help="GGUF files, or types that are made of it."),
-]
-TextFile = Annotated[
-    Path | None,
-    opt.option(
-        _TEXT, "-f", "--file", help="Text to score, as wikitext's raw files.", default="built in"
+    typer.Argument(
+        metavar="DRAFT_OR_TYPE...", help="GGUF files, or types to quantize the reference to."
     ),
 ]
-Chunks = Annotated[
-    int | None, opt.option(_TEXT, "--chunks", min=1, help="Chunks to score.", default="all")
-]
-Ctx = Annotated[int, opt.option(_TEXT, "-c", "--ctx-size", min=16, help="Tokens of a chunk.")]
-Matrix = Annotated[
-    Path | None,
-    opt.option(_TYPES, "--imatrix", help="A given one.", default="collected over a built-in text"),
-]
-NoMatrix = Annotated[bool, opt.option(_TYPES, "--no-imatrix", help="Quantize without one.")]
-NPredict = Annotated[
-    int, opt.option(_TEXT, "-n", "--n-predict", min=8, help="Tokens of each text that is timed.")
-]
-Again = Annotated[
-    bool, opt.option("Output", "--again", help="Measure again what the cache has already.")
-]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LadderOptions(Group):
+    """The text that every rung is scored on, and how types become files."""
+
+    file: Annotated[
+        Path | None,
+        option(
+            _TEXT,
+            "-f",
+            "--file",
+            help="Text to score, for example a raw file of WikiText.",
+            default="a built-in text",
+        ),
+    ] = None
+    chunks: Annotated[
+        int | None,
+        option(
+            _TEXT, "--chunks", min=1, help="Number of chunks to score.", default="the whole text"
+        ),
+    ] = None
+    ctx_size: Annotated[
+        int, option(_TEXT, "-c", "--ctx-size", min=16, help="Tokens per chunk.")
+    ] = 512
+    n_predict: Annotated[
+        int,
+        option(_TEXT, "-n", "--n-predict", min=8, help="Tokens to generate per timed text."),
+    ] = 32
+    matrix: Annotated[
+        Path | None,
+        option(
+            _TYPES,
+            "--imatrix",
+            help="Use this importance matrix.",
+            default="collected over a built-in text",
+        ),
+    ] = None
+    no_matrix: Annotated[
+        bool, option(_TYPES, "--no-imatrix", help="Quantize without an importance matrix.")
+    ] = False
+    again: Annotated[
+        bool, option(PANEL, "--again", help="Measure again what the cache already holds.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.matrix and self.no_matrix:
+            raise UsageError("--imatrix cannot be combined with --no-imatrix")
+
+
+@takes_options
 def compare(
     target: TargetFile,
     rungs: Rungs,
-    file: TextFile = None,
-    chunks: Chunks = None,
-    ctx_size: Ctx = 512,
-    temperatures: study.Temperatures = "0,1",
-    n_predict: NPredict = 32,
-    matrix: Matrix = None,
-    no_matrix: NoMatrix = False,
-    threads: mach.Threads = 0,
-    cache_type_k: mach.CacheTypeK = "f16",
-    cache_type_v: mach.CacheTypeV = "f16",
-    flash_attn: mach.FlashAttn = "auto",
-    gpu_layers: mach.GpuLayers = "auto",
-    device: mach.DeviceNames = None,
-    rpc: mach.Rpc = None,
-    again: Again = False,
-    output: study.OutputFormat = "table",
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    plot: study.PlotFile = None,
-    no_plot: study.NoPlot = False,
-    report: study.ReportFile = None,
+    ladder: LadderOptions,
+    temperatures: TemperatureOptions,
+    devices: Annotated[
+        DeviceOptions,
+        Only(
+            "threads",
+            "cache_type_k",
+            "cache_type_v",
+            "flash_attn",
+            "gpu_layers",
+            "device",
+            "rpc",
+        ),
+    ],
+    output: StudyOutputOptions,
 ) -> None:
-    """Compare quantizations of one model: size, speed, KL divergence, and each as a draft.
+    """Compare quantizations of one model: size, speed, quality, and worth as a draft.
 
-    Ends with a verdict: which pair to run, which single file, and why.
+    Ends with the pair to run, the single file to run, and why.
     """
-    shown = Shown(output, as_json, quiet, plot, no_plot, report)
-    if matrix and no_matrix:
-        raise UsageError("give either --imatrix or --no-imatrix, not both")
     spec = ComparisonSpec(
         reference=target,
-        rungs=tuple(_rung(text) for text in dict.fromkeys(rungs)),
-        text=opt.read_text_file(file) if file else evaluation_text(),
-        n_ctx=ctx_size,
-        n_chunks=chunks,
-        temperatures=study.parse_temperatures(temperatures),
-        n_predict=n_predict,
-        imatrix=matrix,
-        with_imatrix=not no_matrix,
-        params=EngineParams(
-            n_threads=threads, cache_type_k=cache_type_k, cache_type_v=cache_type_v,
-            flash_attn=flash_attn, n_gpu_layers=mach.parse_gpu_layers(gpu_layers, "--gpu-layers"),
-            devices=mach.parse_devices(device),
-        ),
-        again=again,
-        servers=parse_servers(rpc),
-    )  # fmt: skip
-    with Bars(quiet=quiet) as bars:
-        found = measure(spec, progress=bars.step)
+        rungs=tuple(_parse_rung(text) for text in dict.fromkeys(rungs)),
+        text=read_text_file(ladder.file) if ladder.file else evaluation_text(),
+        n_ctx=ladder.ctx_size,
+        n_chunks=ladder.chunks,
+        temperatures=temperatures.parse_temperatures(),
+        n_predict=ladder.n_predict,
+        imatrix=ladder.matrix,
+        with_imatrix=not ladder.no_matrix,
+        params=devices.engines()[0],
+        again=ladder.again,
+        servers=devices.servers,
+    )
+    with ProgressBars(quiet=output.quiet) as bars:
+        comparison = measure(spec, progress=bars.report)
     about = {
-        **describe_machine(threads), "text": str(file) if file else "built in", "n_ctx": ctx_size,
+        **describe_machine(devices.threads),
+        "text": str(ladder.file) if ladder.file else "built in",
+        "n_ctx": ladder.ctx_size,
         "temperatures": spec.temperatures,
-    }  # fmt: skip
-    doubts = view.doubts(found, about["date"])
-    show_study(
-        f"qdraft compare {target.name}", view.sheets(found), view.charts(found),
-        view.report(found, about), doubts, found.recommendation.words, shown, about,
-    )  # fmt: skip
-    if not found.complete:
+    }
+    view = StudyView(
+        f"qdraft compare {target.name}",
+        render.sheets(comparison),
+        render.charts(comparison),
+        render.report(comparison, about),
+        comparison.recommendation.words,
+        render.doubts(comparison, about["date"]),
+        about,
+    )
+    show_study(view, output)
+    if not comparison.complete:
         raise typer.Exit(INTERRUPTED)
 
 
-def _rung(text: str) -> Path | str:
+def _parse_rung(text: str) -> Path | str:
     """A file, or the name of a type."""
     path = Path(text)
     return path if path.exists() or path.suffix == ".gguf" or "/" in text else text.upper()

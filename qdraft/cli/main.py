@@ -50,8 +50,8 @@ app.command("rpc-server")(rpc_server)
 app.add_typer(models.app)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         from qdraft.llama.native import library_version
 
         print(f"qdraft {__version__}, llama-cpp-python {library_version()}")
@@ -61,10 +61,19 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the versions of qdraft and llama-cpp-python.",
+        ),
     ] = False,
 ) -> None:
-    """Exact speculative decoding for GGUF models: a low-bit draft proposes, the target decides."""
+    """Generate text from GGUF models faster, without changing the text.
+
+    A low-bit draft of the model proposes tokens, and the model verifies them.
+    """
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -80,14 +89,14 @@ def main(args: Sequence[str] | None = None) -> None:
     except QDraftError as error:
         status = _fail(error, error.hint, error.exit_code)
     except typer.TyperException as error:
-        # Without a command the help page was shown: there is nothing to add to it.
+        # Without a command typer has shown the help page, and the message is empty.
         if message := error.format_message():
-            _fail(message, f"qdraft {_command(error)}--help lists the options", error.exit_code)
+            _fail(message, f"list the options with qdraft {_command(error)}--help", error.exit_code)
         status = error.exit_code
     except MemoryError:
-        status = _fail("out of memory", "a smaller context (-c) takes less", 1)
+        status = _fail("out of memory", "use a smaller context (-c)", 1)
     except BrokenPipeError:
-        # The reader of stdout has gone (qdraft run ... | head): nothing to say, and nowhere.
+        # The reader of stdout is gone (qdraft run ... | head), so there is nobody to tell.
         _drop_stdout()
         status = 1
     except OSError as error:
@@ -104,16 +113,16 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _command(error: typer.TyperException) -> str:
-    """The subcommand in which the usage error happened, with a space; nothing at the top."""
+    """The subcommand of a usage error, followed by a space; empty at the top level."""
     context = getattr(error, "ctx", None)
     return f"{context.info_name} " if context and context.parent else ""
 
 
 def _prepare_streams() -> None:
-    """Streams that are there and never fail on a character.
+    """Make sure that both streams exist and never fail on a character.
 
     Pipes and files get UTF-8 unless PYTHONIOENCODING says otherwise; a terminal keeps its
-    encoding, and what it cannot show becomes a question mark.
+    encoding, and shows a question mark for a character that it lacks.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -125,7 +134,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_stdout() -> None:
-    """Nobody takes what is still in the buffer of stdout: the flush at exit must not fail."""
+    """Send the rest of stdout nowhere, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,152 +1,184 @@
-"""`qdraft models`: the pairs that are known by name, and the files that could become some."""
+"""`qdraft models`: pairs by name, and GGUF files on this machine or the hub."""
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from qdraft.cli import options as opt
+from qdraft.cli.options.group import Group, Only, takes_options
+from qdraft.cli.options.models import ModelOptions
+from qdraft.cli.options.output import OutputOptions
 from qdraft.errors import PairError, UsageError
 from qdraft.gguf.facts import Facts, read_facts
 from qdraft.gguf.pairing import INCOMPATIBLE, compare
-from qdraft.pairs import editing as file_of_models
-from qdraft.pairs import hub, registry
+from qdraft.pairs import editing, hub, registry
 from qdraft.pairs.registry import Entry
 from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
 from qdraft.render.console import show_json, show_line, table_console
 from qdraft.render.models import entry_view, list_view, scan_view
 
 app = typer.Typer(
-    name="models", help="Pairs by name, and files that could become some.", no_args_is_help=True
+    name="models",
+    help="List, show, add and remove pairs; find or download GGUF files.",
+    no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A pair of models.yaml.")]
-TargetFile = Annotated[Path, typer.Option("-m", "--model", help="Target GGUF file.")]
-DraftFile = Annotated[
-    Path | None, typer.Option("-d", "-md", "--model-draft", help="Draft GGUF file.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a pair in models.yaml.")]
+Repository = Annotated[
+    str,
+    typer.Argument(
+        metavar="REPO[:FILE or TYPE]", help="Repository, for example owner/name:Q4_K_M."
+    ),
 ]
-Repo = Annotated[str, typer.Argument(metavar="REPO[:FILE or TYPE]", help="As owner/name:Q4_K_M.")]
-Description = Annotated[str, typer.Option("--description", help="What it is.")]
-Template = Annotated[
-    Path | None,
-    typer.Option("--template", exists=True, help="A Jinja chat template for the model's own."),
+Folders = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Search these folders too.")
 ]
-Context = Annotated[
-    int | None, typer.Option("-c", "--context", min=0, help="Context in tokens when it is run.")
-]
-Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Look here too.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the pair of that name.")]
+JustModelsFile = Annotated[ModelOptions, Only("models_file")]
+JustJson = Annotated[OutputOptions, Only("as_json")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryOptions(Group):
+    """A new entry of models.yaml."""
+
+    target: Annotated[Path, typer.Option("-m", "--model", help="Target GGUF file.")]
+    draft: Annotated[
+        Path | None, typer.Option("-d", "-md", "--model-draft", help="Draft GGUF file.")
+    ] = None
+    description: Annotated[str, typer.Option("--description", help="Description of the pair.")] = ""
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            "--template", exists=True, help="Jinja chat template to use in place of the model's."
+        ),
+    ] = None
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            "-c", "--context", min=0, help="Context size in tokens; 0 uses the model's own."
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the pair of the same name.")] = (
+        False
+    )
+
+    def settings(self) -> dict[str, str | int]:
+        """Return what the entry says beside its files."""
+        settings: dict[str, str | int] = {"description": self.description}
+        if self.template:
+            settings["template"] = str(self.template.absolute())
+        if self.n_ctx is not None:
+            settings["context"] = self.n_ctx
+        return settings
 
 
 @app.command("list")
-def list_pairs(models_file: opt.ModelsFile = None, as_json: opt.Json = False) -> None:
-    """The pairs of models.yaml, shipped and your own."""
-    known = registry.load(models_file)
-    if as_json:
-        pairs = [_entry(entry) for entry in known.entries.values()]
+@takes_options
+def list_pairs(models: JustModelsFile, output: JustJson) -> None:
+    """List the pairs of models.yaml, those that come with qdraft and yours."""
+    known = registry.load(models.models_file)
+    if output.as_json:
+        pairs = [_entry_report(entry) for entry in known.entries.values()]
         show_json({"default": known.default, "pairs": pairs})
     else:
         table_console().print(list_view(known))
 
 
 @app.command()
-def show(name: Name, models_file: opt.ModelsFile = None, as_json: opt.Json = False) -> None:
-    """One pair, with all that is known of it."""
-    entry = registry.load(models_file).find(name)
-    if as_json:
-        show_json(_entry(entry))
+@takes_options
+def show(name: Name, models: JustModelsFile, output: JustJson) -> None:
+    """Show one pair."""
+    entry = registry.load(models.models_file).find(name)
+    if output.as_json:
+        show_json(_entry_report(entry))
     else:
         table_console().print(entry_view(entry))
 
 
 @app.command()
-def add(
-    name: Name,
-    target: TargetFile,
-    draft: DraftFile = None,
-    description: Description = "",
-    template: Template = None,
-    context: Context = None,
-    force: Force = False,
-    models_file: opt.ModelsFile = None,
-) -> None:
-    """Add a pair of files to your models.yaml, once they are seen to belong together."""
-    if name in registry.load(models_file, new=True).entries and not force:
-        raise UsageError(f"there is a pair {name} already", hint="--force replaces it")
-    facts = [read_facts(path) for path in (target, draft) if path]
-    for one in facts:
-        if one.kind != "model":
-            raise PairError(f"{one.path} is no language model: {one.kind}")
+@takes_options
+def add(name: Name, entry: EntryOptions, models: JustModelsFile) -> None:
+    """Add a pair to your models.yaml, after a check that its files belong together."""
+    known = registry.load(models.models_file, new=True).entries
+    if name in known and not entry.force:
+        raise UsageError(f"a pair named {name} already exists", hint="replace it with --force")
+    _require_pair([read_facts(path) for path in (entry.target, entry.draft) if path])
+    path = editing.add(
+        name, entry.target, entry.draft, user_file=models.models_file, **entry.settings()
+    )
+    show_line("info", f"added {name} to {path}")
+
+
+def _require_pair(facts: list[Facts]) -> None:
+    """Raise PairError if the files are not language models, or do not belong together."""
+    for each in facts:
+        if each.kind != "model":
+            raise PairError(f"{each.path} is not a language model but a {each.kind}")
     if len(facts) == 2 and (pairing := compare(*facts)).verdict == INCOMPATIBLE:
         first = pairing.differences[0]
         raise PairError(
-            f"these files cannot pair: {first.what} is {first.first} and {first.second}",
-            hint="qdraft inspect shows all differences",
+            f"these files do not pair: {first.what} is {first.first} in the target and "
+            f"{first.second} in the draft",
+            hint="list all differences with qdraft inspect",
         )
-    more: dict[str, str | int] = {}
-    if template:
-        more["template"] = os.path.abspath(template)
-    if context is not None:
-        more["context"] = context
-    where = file_of_models.add(
-        name, target, draft, user_file=models_file, description=description, **more
-    )
-    show_line("info", f"added {name} to {where}")
 
 
 @app.command()
-def remove(name: Name, models_file: opt.ModelsFile = None) -> None:
-    """Take a pair out of your models.yaml; its files stay."""
-    where = file_of_models.remove(name, user_file=models_file)
-    show_line("info", f"removed {name} from {where}")
+@takes_options
+def remove(name: Name, models: JustModelsFile) -> None:
+    """Remove a pair from your models.yaml; its files stay."""
+    path = editing.remove(name, user_file=models.models_file)
+    show_line("info", f"removed {name} from {path}")
 
 
 @app.command()
-def scan(folders: Folders = None, as_json: opt.Json = False) -> None:
-    """Look for GGUF files where other programs keep them, and propose pairs of one model.
+@takes_options
+def scan(output: JustJson, folders: Folders = None) -> None:
+    """Find GGUF files on this machine and propose pairs.
 
-    Looks in the caches of the Hugging Face hub, LM Studio, Ollama and llama.cpp.
+    Searches the folders of the Hugging Face hub, LM Studio, Ollama and llama.cpp.
     """
     for folder in folders or []:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder")
+            raise UsageError(f"{folder} is not a folder")
     paths = [*gguf_files([*(folders or []), *known_folders()]), *ollama_models()]
-    models, wrong = read_all(paths)
+    models, unreadable = read_all(paths)
     pairs = propose(models)
-    if as_json:
+    if output.as_json:
         show_json(
             {
-                "models": [_facts(one) for one in models],
-                "pairs": [_proposal(pair) for pair in pairs],
-                "unreadable": wrong,
+                "models": [_facts_report(facts) for facts in models],
+                "pairs": [_proposal_report(pair) for pair in pairs],
+                "unreadable": unreadable,
             }
         )
         return
     table_console().print(scan_view(models, pairs))
-    for message in wrong:
+    for message in unreadable:
         show_line("warning", message)
 
 
 @app.command()
-def pull(repo: Repo, as_json: opt.Json = False) -> None:
-    """Download a model from the Hugging Face hub into its cache, and print its path.
+@takes_options
+def pull(repo: Repository, output: JustJson) -> None:
+    """Download a model from the Hugging Face hub and print its path.
 
-    Needs the extra hub: pip install 'qdraft[hub]'.
+    The model goes into the cache of the hub. Needs the hub extra: pip install 'qdraft[hub]'.
     """
-    name, _, wanted = repo.partition(":")
-    paths = hub.pull(name, wanted or None)
+    name, _, file_or_type = repo.partition(":")
+    paths = hub.pull(name, file_or_type or None)
     facts = read_facts(paths[0])
-    if as_json:
-        show_json({"files": [str(path) for path in paths], **_facts(facts)})
+    if output.as_json:
+        show_json({"files": [str(path) for path in paths], **_facts_report(facts)})
     else:
         print(paths[0])
-        show_line("hint", f"qdraft make {paths[0]} makes a draft of it")
+        show_line("hint", f"make a draft of it with qdraft make {paths[0]}")
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry_report(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "target": entry.target,
@@ -162,7 +194,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _facts(facts: Facts) -> dict[str, Any]:
+def _facts_report(facts: Facts) -> dict[str, Any]:
     return {
         "path": str(facts.path),
         "name": facts.name,
@@ -174,7 +206,7 @@ def _facts(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _proposal(pair: Proposal) -> dict[str, Any]:
+def _proposal_report(pair: Proposal) -> dict[str, Any]:
     return {
         "target": str(pair.target.path),
         "draft": str(pair.draft.path),

@@ -1,4 +1,4 @@
-"""Commands on a pair: options that are not given are those of its entry in models.yaml."""
+"""Commands on a pair: the entry of models.yaml sets the options that the command line does not."""
 
 from __future__ import annotations
 
@@ -10,36 +10,47 @@ from qdraft.errors import UsageError
 from qdraft.pairs import registry
 from qdraft.pairs.registry import Entry
 
-# Options of a draft model, which --no-draft and --drafter ngram do not go together with, and
-# those that say how drafting is done: given one of these, the entry's others do not stand.
-_OF_DRAFT = ("share-kv", "gpu-layers-draft", "device-draft", "override-tensor-draft",
-             "cache-type-k-draft", "cache-type-v-draft")  # fmt: skip
-_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verification")
+# Options of a draft model, which cannot be combined with --no-draft and --drafter ngram.
+_OF_DRAFT = (
+    "share-kv",
+    "gpu-layers-draft",
+    "device-draft",
+    "override-tensor-draft",
+    "cache-type-k-draft",
+    "cache-type-v-draft",
+)
+# Options that say how to draft: if the command line sets one, the entry sets none of them.
+_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verification", "verify")
 
 
 class PairCommand(TyperCommand):
-    """Parses twice: once to see which pair is meant, then with the entry's options as defaults."""
+    """Parses twice: to see which pair is meant, then with the entry's options as defaults."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         context = super().make_context(info_name, list(args), parent, **extra)
-        entry = _entry_meant(context.params)
+        entry = _find_entry(context.params)
         defaults = self._defaults(entry, context) if entry else {}
         if not defaults:
             return context
         return super().make_context(info_name, list(args), parent, default_map=defaults, **extra)
 
     def _defaults(self, entry: Entry, context: Any) -> dict[str, str]:
-        """The entry's options by the names of this command's parameters."""
+        """The entry's options by the names of this command's parameters.
+
+        Old names of options are hidden ones, and no keys of an entry: ``--verify`` of ``plan``
+        has nothing to do with the verification of an entry.
+        """
         names = {
             option.removeprefix("--"): parameter.name
             for parameter in self.params
             for option in parameter.opts
             if option.startswith("--") and parameter.name
         }
+        hidden = {parameter.name for parameter in self.params if getattr(parameter, "hidden", 0)}
 
-        def given(option: str) -> bool:
+        def is_given(option: str) -> bool:
             source = context.get_parameter_source(names.get(option, ""))
             return source is not None and source.name == "COMMANDLINE"
 
@@ -47,17 +58,20 @@ class PairCommand(TyperCommand):
         ngram = context.params.get("drafter") == "ngram"
         left_out = [
             *(_OF_DRAFT if alone or ngram else ()),
-            *(_HOW if alone or any(map(given, _HOW)) else ()),
+            *(_HOW if alone or any(map(is_given, _HOW)) else ()),
         ]
         return {
             names[option]: value
             for option, value in entry.options.items()
-            if option in names and option not in left_out
+            if option in names and names[option] not in hidden and option not in left_out
         }
 
 
-def _entry_meant(params: dict[str, Any]) -> Entry | None:
-    """The entry that the options name, or the default; the command itself says what is wrong."""
+def _find_entry(params: dict[str, Any]) -> Entry | None:
+    """The entry that the options name, or the default one; None if the options are wrong.
+
+    The command itself says what is wrong.
+    """
     names = ("target", "draft", "pair", "models_file")
     target, draft, pair, models_file = (params.get(name) for name in names)
     try:

@@ -1,94 +1,113 @@
-"""`qdraft plan`: where two copies of a model go, before anything is loaded."""
+"""`qdraft plan`: where target and draft go, before anything is loaded."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from qdraft.cli import options as opt
-from qdraft.cli.machine_options import Machine, takes_machine
-from qdraft.cli.opening import Models, entry_of, files_of
+from qdraft.cli.opening import describe_pair
+from qdraft.cli.options.devices import DeviceOptions, parse_size
+from qdraft.cli.options.group import Formerly, Group, Without, option, takes_options
+from qdraft.cli.options.models import ModelOptions
+from qdraft.cli.options.output import OutputOptions
 from qdraft.errors import UsageError
 from qdraft.llama.rpc import connect
-from qdraft.llama.spec import PairSpec
 from qdraft.placement.plan import ALPHA, DEVICE_SPEED, Given, make_plan
 from qdraft.render.console import show_json, table_console
-from qdraft.render.plan import plan_report, plan_view, verified_view
-from qdraft.render.progress import Bars
+from qdraft.render.plan import memory_view, plan_report, plan_view
+from qdraft.render.progress import ProgressBars
 from qdraft.session.compare_loaded import compare_loaded
 from qdraft.session.opening import keep_draft_local
 
-_PLAN = "Plan"
-
-Vram = Annotated[
-    str | None,
-    opt.option(
-        _PLAN, "--vram",
-        help="Memory of the devices, as 12G or 24G,8G: also of devices that are not here.",
-        default="what is free",
-    ),
-]  # fmt: skip
-Margin = Annotated[
-    str | None,
-    opt.option(_PLAN, "--margin", help="Kept back of each, as 500M.", default="8 %, 1G at most"),
-]
-Alpha = Annotated[
-    float, opt.option(_PLAN, "--alpha", min=0, max=1, help="Acceptance that is expected.")
-]
-Speed = Annotated[
-    float,
-    opt.option(_PLAN, "--device-speed", min=0.1, help="Speed of a device's memory over the CPU's."),
-]
-Verify = Annotated[
-    bool, opt.option(_PLAN, "--verify", help="Load the pair so, and compare with llama.cpp.")
-]
+_PANEL = "Plan"
 
 
-@takes_machine
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Group):
+    """What a plan assumes, and whether to check it."""
+
+    vram: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--vram",
+            help="Memory of each device, for example 12G or 24G,8G; the devices need not be on "
+            "this machine.",
+            default="what is free",
+        ),
+    ] = None
+    margin: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--margin",
+            help="Memory to leave free on each device, for example 500M.",
+            default="8 %, 1G at most",
+        ),
+    ] = None
+    alpha: Annotated[
+        float, option(_PANEL, "--alpha", min=0, max=1, help="Acceptance rate to expect.")
+    ] = ALPHA
+    device_speed: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--device-speed",
+            min=0.1,
+            help="Speed of a device's memory to expect, as a multiple of the CPU's.",
+        ),
+    ] = DEVICE_SPEED
+    compare_loaded: Annotated[
+        bool,
+        option(
+            _PANEL,
+            "--compare-loaded",
+            help="Load the pair as planned, and compare the plan with llama.cpp's figures.",
+        ),
+        Formerly("--verify"),
+    ] = False
+
+    def assumptions(self) -> Given:
+        """What the plan assumes. Raises UsageError."""
+        sizes = self.vram.split(",") if self.vram else []
+        return Given(
+            sizes=tuple(parse_size(size, "--vram") for size in sizes),
+            margin=parse_size(self.margin, "--margin") if self.margin else None,
+            alpha=self.alpha,
+            device_speed=self.device_speed,
+        )
+
+
+@takes_options
 def plan(
-    target: opt.Target = None,
-    draft: opt.DraftFile = None,
-    pair: opt.PairName = None,
-    models_file: opt.ModelsFile = None,
-    no_draft: opt.NoDraft = False,
-    vram: Vram = None,
-    margin: Margin = None,
-    alpha: Alpha = ALPHA,
-    device_speed: Speed = DEVICE_SPEED,
-    verify_it: Verify = False,
-    ctx_size: opt.CtxSize = None,
-    ctx_size_draft: opt.CtxSizeDraft = None,
-    machine: Machine = Machine(),  # noqa: B008 (frozen)
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    models: ModelOptions,
+    options: PlanOptions,
+    devices: Annotated[DeviceOptions, Without("batch_size", "ubatch_size")],
+    output: OutputOptions,
 ) -> None:
-    """Show what target and draft need of each device, and which layers go where, without loading.
+    """Show what fits on which device before anything is loaded.
 
-    Answers what fits, what to leave out, how long a context may be, and how to run it.
+    Shows the memory that target and draft need, which layers go where, how long the context may
+    be, and the options of qdraft run for it.
     """
-    given = Given(
-        sizes=tuple(opt.parse_size(part, "--vram") for part in vram.split(",")) if vram else (),
-        margin=opt.parse_size(margin, "--margin") if margin else None,
-        alpha=alpha,
-        device_speed=device_speed,
-    )
-    models = Models(target, draft, pair, models_file, no_draft, False)
-    of_target, of_draft = machine.engines(ctx_size, ctx_size_draft)
-    connect(machine.servers)
-    with Bars(quiet=quiet) as bars:
-        files = files_of(models, entry_of(models), machine.threads, bars)
-        spec = PairSpec.of(*files, of_target, of_draft)
+    given = options.assumptions()
+    connect(devices.servers)
+    with ProgressBars(quiet=output.quiet) as bars:
+        spec = describe_pair(models, devices, bars)
         made = make_plan(keep_draft_local(spec.models), given)
-        if verify_it and made.estimated:
-            raise UsageError("--verify loads the pair: not for devices that are not here")
-        rows = compare_loaded(made, bars.step) if verify_it else None
-    if as_json:
+        if options.compare_loaded and made.estimated:
+            raise UsageError(
+                "--compare-loaded cannot be combined with --vram for devices that are not here"
+            )
+        rows = compare_loaded(made, bars.report) if options.compare_loaded else None
+    if output.as_json:
         show_json(plan_report(made, rows))
     else:
-        out = table_console()
-        out.print(plan_view(made))
+        console = table_console()
+        console.print(plan_view(made))
         if rows is not None:
-            out.print(verified_view(rows))
+            console.print(memory_view(rows))
     if rows is not None and not all(row.agrees for row in rows):
         raise typer.Exit(1)

@@ -2,101 +2,131 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qdraft.cli import options as opt
-from qdraft.cli import study_options as study
-from qdraft.cli.studies import Shown, show_study
+from qdraft.cli.options.drafting import DraftingOptions
+from qdraft.cli.options.group import Defaults, Group, Only, option, takes_options
+from qdraft.cli.options.output import StudyOutputOptions
+from qdraft.cli.options.sampling import SamplingOptions
+from qdraft.cli.options.study import parse_costs
+from qdraft.cli.show_study import StudyView, show_study
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.llama.spec import SHARE_KV
-from qdraft.render import tune as view
-from qdraft.render.progress import Bars
-from qdraft.study.recording import load
-from qdraft.study.replay import synthetic
+from qdraft.render import tune as render
+from qdraft.render.progress import ProgressBars
+from qdraft.study.recording import Recording, load
+from qdraft.study.replay import Costs, synthetic
 from qdraft.study.tune import costs_of, replay_ways, ways
 
-_WHAT_IF = "What if"
+_PANEL = "What if"
 
-Record = Annotated[Path | None, typer.Argument(metavar="[RECORD]", help="Of qdraft tune --record.")]
-Alpha = Annotated[
-    float | None,
-    opt.option(
-        _WHAT_IF, "--alpha", help="No record: every token is accepted with this probability."
-    ),
-]
-C = Annotated[
-    float | None,
-    opt.option(
-        _WHAT_IF, "--c", min=0, help="Draft token, in target tokens.", default="as recorded"
-    ),
-]
-V = Annotated[
-    str | None,
-    opt.option(_WHAT_IF, "--v", help="Decodes by rows, as 2=1.06,8=1.1.", default="as recorded"),
-]
-Policy = Annotated[
-    str | None,
-    opt.option(
-        _WHAT_IF, "--draft-policy", help="auto, fixed or confidence.", default="all of them"
-    ),
+Record = Annotated[
+    Path | None, typer.Argument(metavar="[RECORD]", help="Record that qdraft tune --record wrote.")
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CostOptions(Group):
+    """Costs and acceptance in place of those that were recorded."""
+
+    alpha: Annotated[
+        float | None,
+        option(
+            _PANEL,
+            "--alpha",
+            help="Replay without a record: accept every token with this probability.",
+        ),
+    ] = None
+    c: Annotated[
+        float | None,
+        option(
+            _PANEL,
+            "--c",
+            min=0,
+            help="Time of one draft token, in target tokens.",
+            default="as recorded",
+        ),
+    ] = None
+    v: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--v",
+            help="Time of target decodes by number of rows, in target tokens, for example "
+            "2=1.06,8=1.1.",
+            default="as recorded",
+        ),
+    ] = None
+
+    def costs(self, recorded: Costs | None) -> Costs:
+        """Return the recorded costs, with those that were given. Raises UsageError."""
+        if recorded is None and (self.c is None or not self.v):
+            raise UsageError("--alpha needs --c and --v")
+        c = self.c if self.c is not None else recorded.c if recorded else 0.0
+        return Costs(c, parse_costs(self.v) if self.v else recorded.v if recorded else {})
+
+
+@takes_options
 def replay(
+    costs: CostOptions,
+    drafting: Annotated[
+        DraftingOptions,
+        Only("draft_policy", "n_draft", "p_min", "verification", "share_kv"),
+        Defaults(draft_policy=None),
+    ],
+    sampling: Annotated[SamplingOptions, Only("temperature", "top_k", "top_p", "min_p")],
+    output: StudyOutputOptions,
     record: Record = None,
-    alpha: Alpha = None,
-    c: C = None,
-    v: V = None,
-    policy: Policy = None,
-    n_draft: opt.NDraft = None,
-    p_min: opt.PMin = None,
-    verify: opt.Verify = "block",
-    temperature: opt.Temperature = 0.8,
-    top_k: opt.TopK = 40,
-    top_p: opt.TopP = 0.95,
-    min_p: opt.MinP = 0.05,
-    share_kv: opt.ShareKv = "auto",
-    output: study.OutputFormat = "table",
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    plot: study.PlotFile = None,
-    no_plot: study.NoPlot = False,
-    report: study.ReportFile = None,
 ) -> None:
-    """Replay drafting on a record: another length, temperature, policy, or another machine's costs.
+    """Replay a recorded pair with another draft length, temperature, policy or machine.
 
-    The real loop runs on the recorded distributions, so a replay takes seconds and no model.
+    The decoding loop runs on the recorded distributions, so a replay takes seconds and needs no
+    models. Without --draft-policy, --n-draft or --p-min, qdraft replays every way to draft.
     """
-    shown = Shown(output, as_json, quiet, plot, no_plot, report)
-    if (record is None) == (alpha is None):
-        raise UsageError("give either a record or --alpha", hint="qdraft tune --record makes one")
-    trace = load(record) if record else synthetic(alpha or 0.0)
-    sampling = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    if alpha is not None:  # its rows are what they are: nothing is to be cut off or sharpened
-        sampling = SamplingParams(1.0, top_k=0, top_p=1, min_p=0)
-    costs = study.costs_with(costs_of(trace), c, v)
-    if share_kv not in SHARE_KV:
-        raise UsageError(f"--share-kv is {share_kv}, but must be {', '.join(SHARE_KV)}")
-    sharing = share_kv != "off" and all(text.shared is not None for text in trace.texts)
-    if share_kv == "on" and not sharing:
-        raise UsageError("the pair of this record does not share its KV cells")
+    if record is None and costs.alpha is None:
+        raise UsageError(
+            "there is no record to replay", hint="name one, or give --alpha with --c and --v"
+        )
+    if record and costs.alpha is not None:
+        raise UsageError("--alpha cannot be combined with a record")
+    recording = load(record) if record else synthetic(costs.alpha or 0.0)
+    params = sampling.params()
+    if costs.alpha is not None:  # the rows of a synthetic record stay as they are
+        params = SamplingParams(1.0, top_k=0, top_p=1, min_p=0)
+    replayed_costs = costs.costs(costs_of(recording))
+    chosen = _choose_ways(drafting)
+    share_kv = _can_share(recording, drafting.share_kv)
+    with ProgressBars(quiet=output.quiet) as bars:
+        tried = replay_ways(
+            recording, replayed_costs, params, chosen, share_kv=share_kv, progress=bars.report
+        )
+    about = {"record": record, "alpha": costs.alpha, "sampling": params}
+    view = StudyView(
+        "qdraft replay",
+        render.sheets(tried),
+        render.charts(tried, replayed_costs),
+        render.report(tried, replayed_costs, about),
+        [render.words(tried)],
+    )
+    show_study(view, output)
+
+
+def _choose_ways(drafting: DraftingOptions) -> list[DecodeParams]:
+    """The way to draft that the options describe; every way if they describe none."""
+    policy, n_draft, p_min = drafting.draft_policy, drafting.n_draft, drafting.p_min
     if policy or n_draft is not None or p_min is not None:
-        one = DecodeParams(
-            draft_policy=policy or ("auto" if n_draft is None else "fixed"), n_draft=n_draft,
-            p_min=p_min, verification=verify,
-        )  # fmt: skip
-        found = [one]
-    else:
-        found = [replace(way, verification=verify) for way in ways(0.0)]
-    with Bars(quiet=quiet) as bars:
-        tried = replay_ways(trace, costs, sampling, found, share_kv=sharing, progress=bars.step)
-    show_study(
-        "qdraft replay", view.sheets(tried), view.charts(tried, costs),
-        view.report(tried, costs, {"record": record, "alpha": alpha, "sampling": sampling}), [],
-        [view.words(tried)], shown,
-    )  # fmt: skip
+        policy = policy or ("auto" if n_draft is None else "fixed")
+        return [replace(drafting, draft_policy=policy).params()]
+    return [replace(way, verification=drafting.verification) for way in ways(0.0)]
+
+
+def _can_share(recording: Recording, share_kv: str) -> bool:
+    """Does the draft of this replay read the target's KV cells? Raises UsageError."""
+    sharing = share_kv != "off" and all(text.shared is not None for text in recording.texts)
+    if share_kv == "on" and not sharing:
+        raise UsageError("--share-kv is on but the recorded pair does not share its KV cells")
+    return sharing

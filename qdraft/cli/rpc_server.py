@@ -3,54 +3,66 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated
 
-from qdraft.cli.machine_options import Threads, parse_devices
-from qdraft.cli.options import option
-from qdraft.llama.devices import devices
+from qdraft.cli.options.devices import DeviceOptions, parse_devices
+from qdraft.cli.options.group import Group, Only, option, takes_options
+from qdraft.llama.devices import devices as list_devices
 from qdraft.llama.native import library_version
 from qdraft.llama.rpc import DEFAULT_PORT, offered, server
 
 log = logging.getLogger(__name__)
 
-_SERVER = "Server"
+_PANEL = "Server"
 _LOOPBACK = "127.0.0.1"
 
-Host = Annotated[
-    str, option(_SERVER, "-H", "--host", help="Address to listen at; 0.0.0.0 is every one.")
-]
-Port = Annotated[int, option(_SERVER, "-p", "--port", min=1, max=65535, help="Port to listen at.")]
-Names = Annotated[
-    str | None,
-    option(_SERVER, "-dev", "--device", help="Only these.", default="all GPUs, else the CPU"),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Group):
+    """Where the server listens, and what it offers."""
+
+    host: Annotated[
+        str, option(_PANEL, "-H", "--host", help="Address to listen on; 0.0.0.0 is every address.")
+    ] = _LOOPBACK
+    port: Annotated[
+        int, option(_PANEL, "-p", "--port", min=1, max=65535, help="Port to listen on.")
+    ] = DEFAULT_PORT
+    device: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "-dev",
+            "--device",
+            help="Devices to offer, by the names that qdraft devices shows.",
+            default="all GPUs, else the CPU",
+        ),
+    ] = None
 
 
-def rpc_server(
-    host: Host = _LOOPBACK,
-    port: Port = DEFAULT_PORT,
-    device: Names = None,
-    threads: Threads = 0,
-) -> None:
-    """Serve this machine's devices to qdraft run --rpc on another one, until Ctrl-C.
+@takes_options
+def rpc_server(options: ServerOptions, devices: Annotated[DeviceOptions, Only("threads")]) -> None:
+    """Lend this machine's devices to qdraft on another machine, until Ctrl-C.
 
-    The server is llama.cpp's own, from the llama-cpp-python that is installed here; the other
-    machine needs the same version. It listens to this machine alone unless --host says otherwise.
+    On the other machine, name this server with qdraft run --rpc. Both machines need the same
+    version of llama-cpp-python, whose llama.cpp does the work. The server accepts connections from
+    this machine only, unless --host says otherwise.
     """
-    names = parse_devices(device)
-    serve = server("127.0.0.1" if host == "localhost" else host, port, names, threads)
-    told = {one.name: one for one in devices()}
+    host, port = options.host, options.port
+    names = parse_devices(options.device)
+    serve = server(_LOOPBACK if host == "localhost" else host, port, names, devices.threads)
+    available = {device.name: device for device in list_devices()}
     for name in names or offered():
-        if one := told.get(name):
-            log.info("serving %s, %s, %.1f GiB free", name, one.description, one.free / 2**30)
+        if device := available.get(name):
+            free = device.free / 2**30
+            log.info("serving %s, %s, %.1f GiB free", name, device.description, free)
     if not host.startswith("127.") and host != "localhost":
         log.warning(
-            "the protocol has no authentication and no encryption: whoever reaches %s:%d can read "
-            "and change what is computed here; keep it inside a network that you trust",
-            host, port,
-        )  # fmt: skip
-    log.info(
-        "llama-cpp-python %s at %s:%d; on the other machine: qdraft run --rpc HOST:%d",
-        library_version(), host, port, port,
-    )  # fmt: skip
+            "the protocol has no authentication and no encryption: everyone who reaches %s:%d can "
+            "read and change what this server computes, so keep it inside a network that you trust",
+            host,
+            port,
+        )
+    log.info("llama-cpp-python %s is listening on %s:%d", library_version(), host, port)
+    log.info("on the other machine, run qdraft run --rpc HOST:%d", port)
     serve()

@@ -2,117 +2,122 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from qdraft.cli import machine_options as mach
-from qdraft.cli import options as opt
-from qdraft.cli import study_options as study
-from qdraft.cli.opening import Models, entry_of, files_of
-from qdraft.cli.studies import Shown, show_study
-from qdraft.decoding.records import SamplingParams
+from qdraft.cli.opening import find_entry, find_files
+from qdraft.cli.options.devices import DeviceOptions
+from qdraft.cli.options.group import Group, Only, Without, option, takes_options
+from qdraft.cli.options.models import ModelOptions
+from qdraft.cli.options.output import StudyOutputOptions
+from qdraft.cli.options.sampling import SamplingOptions
+from qdraft.cli.options.study import TaskOptions
+from qdraft.cli.show_study import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import PairSpec
 from qdraft.pairs import registry
-from qdraft.render import tune as view
-from qdraft.render.progress import Bars
-from qdraft.study.tune_pair import Tuner, find_entry, find_other_drafts
+from qdraft.pairs.registry import Entry
+from qdraft.render import tune as render
+from qdraft.render.progress import ProgressBars
+from qdraft.study import tune_pair
+from qdraft.study.tune_pair import Tuner, Tuning, find_other_drafts
 
-_TUNING = "Tuning"
-
-Record = Annotated[
-    Path | None,
-    opt.option(_TUNING, "--record", help="Keep the record of the pair there, for replays."),
-]
-NoSettings = Annotated[
-    bool, opt.option(_TUNING, "--no-settings", help="Do not try threads, flash attention, caches.")
-]
-Confirm = Annotated[
-    int, opt.option(_TUNING, "--confirm", min=0, max=16, help="Ways to try live, the best first.")
-]
-NoWrite = Annotated[bool, opt.option(_TUNING, "--no-write", help="Leave models.yaml as it is.")]
+_PANEL = "Tuning"
+_N_CTX = 2048
 
 
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions(Group):
+    """What tuning tries and keeps."""
+
+    record: Annotated[
+        Path | None,
+        option(_PANEL, "--record", help="Write the record of the pair to this file, for replays."),
+    ] = None
+    n_confirmed: Annotated[
+        int,
+        option(
+            _PANEL,
+            "--confirm",
+            min=0,
+            max=16,
+            help="Number of ways to draft to confirm live, the best first.",
+        ),
+    ] = 3
+    no_settings: Annotated[
+        bool,
+        option(_PANEL, "--no-settings", help="Try no threads, flash attention or cache types."),
+    ] = False
+    no_write: Annotated[bool, option(_PANEL, "--no-write", help="Leave models.yaml unchanged.")] = (
+        False
+    )
+
+
+@takes_options
 def tune(
-    target: opt.Target = None,
-    draft: opt.DraftFile = None,
-    pair: opt.PairName = None,
-    models_file: opt.ModelsFile = None,
-    n_predict: study.NPredictStudy = 64,
-    temperature: opt.Temperature = 0.8,
-    top_k: opt.TopK = 40,
-    top_p: opt.TopP = 0.95,
-    min_p: opt.MinP = 0.05,
-    threads: mach.Threads = 0,
-    record: Record = None,
-    n_confirmed: Confirm = 3,
-    no_settings: NoSettings = False,
-    no_write: NoWrite = False,
-    output: study.OutputFormat = "table",
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    plot: study.PlotFile = None,
-    no_plot: study.NoPlot = False,
-    report: study.ReportFile = None,
+    models: Annotated[ModelOptions, Without("no_draft")],
+    tasks: Annotated[TaskOptions, Only("n_predict")],
+    sampling: Annotated[SamplingOptions, Only("temperature", "top_k", "top_p", "min_p")],
+    devices: Annotated[DeviceOptions, Only("threads")],
+    tuning: TuningOptions,
+    output: StudyOutputOptions,
 ) -> None:
-    """Find the fastest way to draft with a pair: recorded once, replayed offline, confirmed live.
+    """Find the fastest way to draft with a pair.
 
-    Tries the other drafts that models.yaml knows for the target, and this machine's settings.
-    What wins is written to models.yaml, with what it was measured to bring, and used from then on.
+    qdraft records the pair once, replays every way to draft, and confirms the best ways live. It
+    also tries the other drafts that models.yaml names for the target, and settings of this
+    machine. It writes the winner and its speed-up to models.yaml, and uses it from then on.
     """
-    shown = Shown(output, as_json, quiet, plot, no_plot, report)
-    models = Models(target, draft, pair, models_file, False, False)
-    sampling = SamplingParams(temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    entry = entry_of(models)
-    machine = study.machine_of(entry, threads)
-    share_kv = entry.options.get("share-kv", "auto") if entry else "auto"
-    connect(machine.servers)
-    with Bars(quiet=quiet) as bars:
-        target_file, draft_file = files_of(models, entry, threads, bars)
-        if draft_file is None:
+    entry = find_entry(models)
+    options = entry.options if entry else {}
+    devices = replace(DeviceOptions.of_entry(options, devices.threads), ctx_size=_N_CTX)
+    connect(devices.servers)
+    with ProgressBars(quiet=output.quiet) as bars:
+        target, draft = find_files(models, entry, devices.threads, bars)
+        if draft is None:
             raise UsageError("there is no draft to tune", hint="make one with qdraft make")
         spec = PairSpec.of(
-            target_file,
-            draft_file,
-            *machine.engines(2048),
-            share_kv=share_kv,
+            target,
+            draft,
+            *devices.engines(),
+            share_kv=options.get("share-kv", "auto"),
             template=registry.read_template(entry),
             keep_draft=True,
         )
-        tuner = Tuner(spec, sampling, n_predict, bars.step)
-        others = [] if draft else find_other_drafts(target_file, draft_file, models_file)
-        tuning = tuner.tune(
-            [draft_file, *others],
-            n_confirmed,
-            with_settings=not no_settings,
-            record_file=record,
+        others = [] if models.draft else find_other_drafts(target, draft, models.models_file)
+        tuned = Tuner(spec, sampling.params(), tasks.n_predict, bars.report).tune(
+            [draft, *others],
+            tuning.n_confirmed,
+            with_settings=not tuning.no_settings,
+            record_file=tuning.record,
         )
-    best = tuning.best
-    sentences = tuning.conclusion
-    if not no_write:
-        is_own = entry is not None and best.draft == draft_file
-        known = entry if is_own else find_entry(target_file, best.draft, models_file)
-        if known:
-            path = tuning.write(known, models_file)
-            sentences.append(f"written to {path}: qdraft run --pair {known.name} uses it")
-        else:
-            sentences.append(
-                "not written: name this pair with qdraft models add, then tune it again"
-            )
+    sentences = list(tuned.conclusion)
+    if not tuning.no_write:
+        own = entry if tuned.best.draft == draft else None
+        sentences.append(_write(tuned, target, own, models.models_file))
     about = {
-        "record": record,
-        "draft": best.draft,
-        "drafts": [{"draft": one.draft, "best": one.tried[0]} for one in tuning.recorded],
-        "settings": tuning.settings,
+        "record": tuning.record,
+        "draft": tuned.best.draft,
+        "drafts": [{"draft": each.draft, "best": each.tried[0]} for each in tuned.recorded],
+        "settings": tuned.settings,
     }
-    show_study(
+    view = StudyView(
         "qdraft tune",
-        [*view.sheets(tuning.tried), *view.setting_sheets(tuning.settings)],
-        view.charts(tuning.tried, best.costs),
-        view.report(tuning.tried, best.costs, about),
-        [],
+        [*render.sheets(tuned.tried), *render.setting_sheets(tuned.settings)],
+        render.charts(tuned.tried, tuned.best.costs),
+        render.report(tuned.tried, tuned.best.costs, about),
         sentences,
-        shown,
-        best.recording.about,
+        about=tuned.best.recording.about,
     )
+    show_study(view, output)
+
+
+def _write(tuned: Tuning, target: Path, entry: Entry | None, models_file: Path | None) -> str:
+    """Write the winner to models.yaml; return a sentence that says where."""
+    entry = entry or tune_pair.find_entry(target, tuned.best.draft, models_file)
+    if entry is None:
+        return "not written: name this pair with qdraft models add, then tune it again"
+    path = tuned.write(entry, models_file)
+    return f"written to {path}: qdraft run --pair {entry.name} uses it"

@@ -1,4 +1,4 @@
-"""The two streams: text on stdout, talk on stderr; styles by meaning, one theme."""
+"""The two streams: text and figures on stdout, everything else on stderr; one theme."""
 
 from __future__ import annotations
 

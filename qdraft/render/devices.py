@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 
 from qdraft.llama.devices import Build, Device
-from qdraft.render.summary import line, wrapped
+from qdraft.render.layout import line, wrapped
 from qdraft.render.tables import Sheet, as_table
 
 _GIB = 2**30

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from qdraft.gguf.facts import KINDS, Facts
 from qdraft.gguf.pairing import INCOMPATIBLE, SAME_MODEL, SAME_VOCABULARY, Pairing
-from qdraft.render.summary import line, wrapped
+from qdraft.render.layout import line, wrapped
 
 _VERDICTS = {
     SAME_MODEL: "same model, other quantization: a pair that can share its KV cells",

@@ -13,7 +13,7 @@ from qdraft.llama.quantize import Planned, Recipe
 from qdraft.making.make import Made, Quality
 from qdraft.making.overlap import Overlap
 from qdraft.making.try_recipes import TriedRecipe
-from qdraft.render.summary import line, wrapped
+from qdraft.render.layout import line, wrapped
 
 
 def made_view(made: Made, name: str, where: Path) -> RenderableType:

@@ -11,7 +11,7 @@ from rich.table import Table
 from qdraft.gguf.facts import Facts
 from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value
 from qdraft.pairs.scan import Proposal
-from qdraft.render.summary import line, wrapped
+from qdraft.render.layout import line, wrapped
 
 
 def list_view(known: Registry) -> RenderableType:

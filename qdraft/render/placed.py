@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from qdraft.llama.placed import describe_placed
-from qdraft.render.summary import line
+from qdraft.render.layout import line
 from qdraft.session.pair import Pair
 
 

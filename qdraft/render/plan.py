@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from qdraft.llama.placed import CPU, Share
 from qdraft.placement.plan import Plan
 from qdraft.placement.run_options import run_options
-from qdraft.render.summary import wrapped
+from qdraft.render.layout import wrapped
 from qdraft.render.tables import Entry, Sheet, as_table
 from qdraft.session.compare_loaded import MemoryRow
 
@@ -121,7 +121,7 @@ def _row_report(row: MemoryRow) -> dict[str, Any]:
     return {**fields, "off": row.off, "agrees": row.agrees}
 
 
-def verified_view(rows: Sequence[MemoryRow]) -> RenderableType:
+def memory_view(rows: Sequence[MemoryRow]) -> RenderableType:
     """The plan against llama.cpp's own figures."""
     table = tuple(
         (

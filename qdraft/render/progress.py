@@ -1,4 +1,4 @@
-"""Progress bars on stderr for loading and building."""
+"""Progress bars on stderr for all that takes long."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from qdraft.render.console import talk_console
 
 
 class _Rate(ProgressColumn):
-    """Steps a second."""
+    """Steps per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None or task.total == 1 else f"{task.speed:.1f}/s")
 
 
-class Bars:
-    """One bar for each file that is loaded or built; gone when done. ``quiet`` shows nothing.
+class ProgressBars:
+    """One bar for each thing that takes long; gone when done. ``quiet`` shows nothing.
 
-    Where stderr is no terminal, a build is told in one line instead.
+    If stderr is not a terminal, each thing but loading is announced in one line instead.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -44,12 +44,12 @@ class Bars:
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            redirect_stdout=False,  # what is piped from stdout is no talk
+            redirect_stdout=False,  # stdout carries what is piped
             disable=quiet or not self._console.is_terminal,
         )
 
-    def __enter__(self) -> Bars:
-        if not self._progress.disable:  # rich's start and stop print even when disabled
+    def __enter__(self) -> ProgressBars:
+        if not self._progress.disable:  # rich's start and stop print even if disabled
             self._progress.start()
         return self
 
@@ -62,29 +62,28 @@ class Bars:
         if not self._progress.disable:
             self._progress.stop()
 
-    def building(self, name: str, done: int, of: int) -> None:
-        self.step(f"building {name}", done, of)
-
-    def step(self, what: str, done: float, of: float) -> None:
-        """Progress of whatever takes long."""
-        silent = self._quiet or what.startswith("loading ")
-        if what not in self._tasks and not (silent or self._console.is_terminal):
-            self._console.print(what)
-        self._step(what, done, of)
-
-    def built(self, made: Quantized) -> None:
-        """Say what a quantization really gave."""
-        if self._quiet:
-            return
-        types = ", ".join(f"{n} {name}" for name, n in made.types.items())
-        line = f"built {made.path.name}: {made.n_bytes / 1e6:.0f} MB, matrices: {types}"
-        if made.n_fallback:
-            line += (
-                f"; {made.n_fallback} fell back from {made.file_type} (rows not divisible by 256)"
-            )
-        self._console.print(line, soft_wrap=not self._console.is_terminal)
-
-    def _step(self, what: str, done: float, of: float) -> None:
+    def report(self, what: str, done: float, of: float) -> None:
+        """Show how far something is: a ``qdraft.llama.progress.Progress``."""
         if what not in self._tasks:
+            is_line = not (self._quiet or self._console.is_terminal)
+            if is_line and not what.startswith("loading "):
+                self._console.print(what)
             self._tasks[what] = self._progress.add_task(what, total=of)
         self._progress.update(self._tasks[what], completed=done, visible=done < of)
+
+    def report_building(self, name: str, done: int, of: int) -> None:
+        """Show how far the build of a file is."""
+        self.report(f"building {name}", done, of)
+
+    def report_built(self, built: Quantized) -> None:
+        """Say what a quantization gave, and which tensors fell back to another type."""
+        if self._quiet:
+            return
+        types = ", ".join(f"{n} {name}" for name, n in built.types.items())
+        line = f"built {built.path.name}: {built.n_bytes / 1e6:.0f} MB, matrices: {types}"
+        if built.n_fallback:
+            line += (
+                f"; {built.n_fallback} fell back from {built.file_type}, which needs rows that "
+                "256 divides"
+            )
+        self._console.print(line, soft_wrap=not self._console.is_terminal)

@@ -1,0 +1,1 @@
+"""The options of the commands, one dataclass a group."""

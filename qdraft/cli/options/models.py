@@ -1,0 +1,46 @@
+"""Which models: two files, or a pair of models.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from qdraft.cli.options.group import Group, option
+from qdraft.errors import UsageError
+
+_PANEL = "Models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Group):
+    """The options that name models."""
+
+    target: Annotated[Path | None, option(_PANEL, "-m", "--model", help="Target GGUF file.")] = None
+    draft: Annotated[
+        Path | None, option(_PANEL, "-d", "-md", "--model-draft", help="Draft GGUF file.")
+    ] = None
+    pair: Annotated[
+        str | None,
+        option(_PANEL, "--pair", help="Use this pair of models.yaml.", default="your default pair"),
+    ] = None
+    models_file: Annotated[
+        Path | None,
+        option(
+            _PANEL,
+            "--models-file",
+            help="Read your pairs from this file.",
+            default="models.yaml in your configuration folder",
+        ),
+    ] = None
+    no_draft: Annotated[bool, option(_PANEL, "--no-draft", help="Run the target alone.")] = False
+
+    def __post_init__(self) -> None:
+        if self.draft and not self.target:
+            raise UsageError("--model-draft needs a target", hint="name one with --model")
+        if self.target and self.pair:
+            raise UsageError("--pair cannot be combined with --model")
+        if self.draft and self.no_draft:
+            raise UsageError("--model-draft cannot be combined with --no-draft")
+        if self.target and self.models_file:
+            raise UsageError("--models-file cannot be combined with --model, which names a file")

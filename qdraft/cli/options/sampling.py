@@ -1,0 +1,171 @@
+"""How tokens are chosen, under llama.cpp's names and with its defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from qdraft.cli.options.group import Group, Sets, option
+from qdraft.decoding.records import SamplingParams
+from qdraft.errors import UsageError
+
+_PANEL = "Sampling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Group):
+    """How tokens are chosen from the target's logits."""
+
+    temperature: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--temp",
+            "--temperature",
+            help="Sampling temperature; 0 always takes the likeliest token.",
+        ),
+    ] = 0.8
+    top_k: Annotated[
+        int,
+        option(_PANEL, "--top-k", help="Sample from the k likeliest tokens; 0 turns this off."),
+    ] = 40
+    top_p: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--top-p",
+            help="Sample from the likeliest tokens that together have this probability; "
+            "1 turns this off.",
+        ),
+    ] = 0.95
+    min_p: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--min-p",
+            help="Drop tokens below this share of the likeliest token's probability; "
+            "0 turns this off.",
+        ),
+    ] = 0.05
+    typical_p: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--typical-p",
+            "--typical",
+            help="Sample from the most typical tokens that together have this probability; "
+            "1 turns this off.",
+        ),
+    ] = 1.0
+    repeat_penalty: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--repeat-penalty",
+            help="Penalize tokens that are already in the text; 1 turns this off.",
+        ),
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int,
+        option(
+            _PANEL,
+            "--repeat-last-n",
+            help="Tokens that the penalties look back on; -1 is the whole text.",
+        ),
+    ] = 64
+    presence_penalty: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--presence-penalty",
+            help="Lower the logit of each token in the text by this; 0 turns this off.",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--frequency-penalty",
+            help="Lower a token's logit by this for each time it is in the text; 0 turns this off.",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        option(
+            _PANEL,
+            "-l",
+            "--logit-bias",
+            help="Add to the logit of a token: TOKEN_ID+BIAS or TOKEN_ID-BIAS; -inf bans the "
+            "token (repeatable).",
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        option(
+            _PANEL,
+            "-s",
+            "--seed",
+            help="Random seed; -1 draws one. A seed repeats a text under --draft-policy fixed.",
+        ),
+    ] = -1
+
+    def params(self) -> SamplingParams:
+        """How tokens are chosen; the seed belongs to ``DecodeParams``. Raises UsageError."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=parse_logit_bias(self.logit_bias),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemperatureOptions(Group):
+    """The temperatures of a study."""
+
+    temperatures: Annotated[
+        str,
+        option(
+            _PANEL,
+            "--temp",
+            "--temperature",
+            help="Sampling temperatures, for example 0,0.7,1; 0 always takes the likeliest token.",
+        ),
+        Sets("temperature"),
+    ] = "0,1"
+
+    def parse_temperatures(self) -> tuple[float, ...]:
+        """Return the temperatures, each once. Raises UsageError."""
+        text = self.temperatures
+        try:
+            temperatures = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+        except ValueError:
+            temperatures = (-1.0,)
+        if any(not 0 <= t < float("inf") for t in temperatures):
+            raise UsageError(
+                f"--temp is {text} but must be numbers of at least 0",
+                hint="for example --temp 0,0.7,1",
+            )
+        return temperatures
+
+
+def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
+    """Return the bias of each token of llama.cpp's TOKEN_ID(+/-)BIAS. Raises UsageError."""
+    biases: dict[int, float] = {}
+    for item in items or []:
+        match = re.fullmatch(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", item)
+        if not match:
+            raise UsageError(
+                f"--logit-bias is {item} but must be a token id and a signed number",
+                hint="for example 15043+1, 15043-0.5 or 15043-inf",
+            )
+        token = int(match[1])
+        biases[token] = biases.get(token, 0.0) + float(match[2])
+    return biases
