@@ -96,9 +96,10 @@ def test_what_was_found_is_kept(tmp_path: Path) -> None:
 
 
 def test_one_sentence_says_what_exact_does() -> None:
-    assert "up to 8 tokens equal one-token decoding" in describe_bit_identity(BitIdentity(8))
-    assert "up to 4 tokens: rows of longer ones differ by 0.05" in describe_bit_identity(
-        BitIdentity(4, 24, 0.05)
+    assert "up to 8 tokens are bit-identical to decoding" in describe_bit_identity(BitIdentity(8))
+    assert (
+        "up to 4 tokens are bit-identical; rows of longer drafts differ by 0.05"
+        in describe_bit_identity(BitIdentity(4, 24, 0.05))
     )
     deep = describe_bit_identity(BitIdentity(0, 300, 0.61))
     assert "target runs alone" in deep

@@ -310,8 +310,14 @@ class TestCommand:
         text = tmp_path / "text.txt"
         text.write_text("short")
         for args, message in (
-            (("--no-imatrix", "--imatrix", "x.gguf"), "do not go together"),
-            (("--imatrix", "x.gguf", "--written", "5"), "not both"),
+            (
+                ("--no-imatrix", "--imatrix", "x.gguf"),
+                "--imatrix cannot be combined with --no-imatrix",
+            ),
+            (
+                ("--imatrix", "x.gguf", "--written", "5"),
+                "--written cannot be combined with --imatrix",
+            ),
             (("--type", "Q9"), "unknown file type"),
             (("--type", "Q8_0", "--type", "Q2_K", "--name", "x"), "one --type"),
             (("--written", "-1"), "--written"),

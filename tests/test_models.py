@@ -128,7 +128,7 @@ class TestCommands:
     ) -> None:
         done = qdraft("models", "add", "bad", "-m", str(source_file), "-d", str(ladder["Q4_0"]))
         assert done.returncode == 4
-        assert "cannot pair" in done.stderr
+        assert "do not pair" in done.stderr
         assert not (tmp_path / "config" / "models.yaml").exists()
 
     def test_scan_of_a_folder(self, source_file: Path) -> None:

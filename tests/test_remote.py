@@ -132,13 +132,16 @@ class TestPlacement:
             (("-dev", "RPC5"), "there is no device RPC5"),
             (("-dev", "CPU"), "there is no device CPU to put layers on"),
             (("-ngld", "5"), "all devices are RPC servers"),
-            (("-sm", "none", "-mg", "3"), "main_gpu is 3, but there are 1 devices"),
-            (("-ts", "1,2"), "tensor_split has 2 parts for 1 devices"),
-            (("-dev", "none", "-ngl", "3"), "devices is none, but layers are asked"),
+            (("-sm", "none", "-mg", "3"), "--main-gpu is 3, but there are 1 devices"),
+            (("-ts", "1,2"), "--tensor-split has 2 parts for 1 devices"),
+            (("-dev", "none", "-ngl", "3"), "--device is none, but layers are asked"),
             (("-dev", "none", "-nkvo"), "make no sense with --device none"),
             (("-ot", "x=RPC9"), "tensors cannot be put on RPC9"),
-            (("-sm", "row"), "split_mode row does not work with RPC0"),
-            (("-devd", "none", "-ngld", "3"), "--device-draft is none, but"),
+            (("-sm", "row"), "--split-mode row does not work with RPC0"),
+            (
+                ("-devd", "none", "-ngld", "3"),
+                "--gpu-layers-draft cannot be combined with --device-draft none",
+            ),
             (("-devd", "none", "-otd", "x=RPC0"), "tensors cannot be put on RPC0"),
         ],
         ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
@@ -155,7 +158,7 @@ class TestPlan:
 
         https://github.com/ollama/ollama/issues/17951
         """
-        result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--verify",
+        result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--compare-loaded",
                         "--json")  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
         found = json.loads(result.stdout)

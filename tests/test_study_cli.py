@@ -67,12 +67,12 @@ class TestBench:
         ("args", "error"),
         [
             (("--temp", "cold"), "--temp is cold"),
-            (("-o", "xml"), "-o is xml"),
+            (("-o", "xml"), "--output is xml"),
             (("--kinds", "dance"), "unknown kind of work dance"),
-            (("--json", "-o", "csv"), "do not go together"),
-            (("--plot", "x.png", "--no-plot"), "do not go together"),
-            (("--plot", "/nowhere/x.png"), "is no folder"),
-            (("--n-draft", "0"), "--n-draft 0 is the target alone"),
+            (("--json", "-o", "csv"), "--json cannot be combined with --output csv"),
+            (("--plot", "x.png", "--no-plot"), "--plot cannot be combined with --no-plot"),
+            (("--plot", "/nowhere/x.png"), "is not a folder"),
+            (("--n-draft", "0"), "--n-draft is 0 but must be at least 1"),
             (("--prompts", "/nowhere/prompts"), "cannot be read"),
         ],
     )
@@ -162,7 +162,7 @@ class TestCompare:
             (("Q99",), 2, "Q99 is no file and no type"),
             (("nowhere.gguf",), 3, "nowhere.gguf"),
             (("Q8_0", "--chunks", "1", "-c", "4096"), 2, "but a chunk needs 4096"),
-            (("Q8_0", "--imatrix", "x", "--no-imatrix"), 2, "not both"),
+            (("Q8_0", "--imatrix", "x", "--no-imatrix"), 2, "--imatrix cannot be combined with"),
         ],
     )
     def test_wrong_options(
@@ -187,10 +187,10 @@ class TestWithoutModels:
     @pytest.mark.parametrize(
         ("args", "error"),
         [
-            ((), "give either a record or --alpha"),
-            (("--alpha", "0.9"), "both --c and --v are needed"),
+            ((), "there is no record to replay"),
+            (("--alpha", "0.9"), "--alpha needs --c and --v"),
             (("--alpha", "0.9", "--c", "0.1", "--v", "two"), "--v is two"),
-            (("--alpha", "1.5", "--c", "0.1", "--v", "2=1"), "alpha is 1.5"),
+            (("--alpha", "1.5", "--c", "0.1", "--v", "2=1"), "--alpha is 1.5"),
             (("nowhere.npz",), "cannot be read"),
         ],
     )
@@ -215,7 +215,7 @@ class TestWithoutModels:
     @pytest.mark.parametrize(
         ("args", "error"),
         [
-            ((), "without --alpha and --c and --v nothing can be said"),
+            ((), "qdraft explain needs --alpha and --c and --v"),
             (("--alpha", "2"), "--alpha is 2"),
             (
                 ("--alpha", "0.9", "--c", "0.1", "--v", "2=1", "--experts", "9/8"),
@@ -225,7 +225,7 @@ class TestWithoutModels:
                 ("--alpha", "0.9", "--c", "0.1", "--v", "2=1", "--memory", "much"),
                 "--memory is much",
             ),
-            (("--from", __file__), "is no bench"),
+            (("--from", __file__), "is not the output of qdraft bench"),
         ],
     )
     def test_wrong_explanations(self, args: tuple[str, ...], error: str) -> None:

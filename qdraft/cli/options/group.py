@@ -110,14 +110,14 @@ def parameter_names(group: type[Group]) -> dict[str, str]:
 def rename_parameters(text: str, names: Mapping[str, str]) -> str:
     """The text with options in place of parameters: "--top-p is 1.5" for "top_p is 1.5".
 
-    A name without an underscore is an ordinary word, and counts only as the first word.
+    A name without an underscore is an ordinary word, and counts only if the text starts with it
+    and says what it is, for example "seed is -2".
     """
 
     def rename(match: re.Match[str]) -> str:
-        word = match[0]
-        return names[word] if word in names and ("_" in word or not match.start()) else word
+        return names.get(match[0], match[0])
 
-    return re.sub(r"(?<![\w/.-])[a-z]\w*(?![\w/.-])", rename, text)
+    return re.sub(r"^[a-z]+(?= is )|(?<![\w/.-])[a-z]+_\w+(?![\w/.-])", rename, text)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

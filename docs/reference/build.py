@@ -1,0 +1,104 @@
+"""Write the reference pages of the commands: the help page of each, as a terminal of 80 columns
+shows it without colour.
+
+    python docs/reference/build.py           writes the pages beside this script
+    python docs/reference/build.py --check   fails if a page is out of date
+
+tests/test_docs.py runs the check.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+import typer
+
+from qdraft.cli.main import app
+
+FOLDER = Path(__file__).parent / "commands"
+_TERMINAL = {"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1", "TERM": "dumb"}
+_FORCING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
+
+
+def build_pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    command = typer.main.get_command(app)
+    pages = {}
+    commands: list[tuple[str, str]] = []
+    for name, help_page in _help_pages(command, "qdraft"):
+        file = f"{name.removeprefix('qdraft ').replace(' ', '-')}.md"
+        first = next(line for line in _sentences(help_page) if line)
+        commands.append((name, first))
+        pages[file] = f"# {name}\n\n```\n{help_page}```\n"
+    rows = "".join(
+        f"| [`{name}`]({name.removeprefix('qdraft ').replace(' ', '-')}.md) | {first} |\n"
+        for name, first in commands
+    )
+    pages["README.md"] = (
+        "# Commands\n\n"
+        "The help page of each command. [build.py](../build.py) writes these pages.\n\n"
+        f"| command | |\n|---|---|\n{rows}"
+    )
+    return pages
+
+
+def _help_pages(command: object, name: str) -> Iterator[tuple[str, str]]:
+    """The name and the help page of each command below this one."""
+    for child_name, child in getattr(command, "commands", {}).items():
+        whole = f"{name} {child_name}"
+        yield whole, _help_page(whole)
+        yield from _help_pages(child, whole)
+
+
+def _help_page(name: str) -> str:
+    program, *args = name.split()
+    environment = {key: x for key, x in os.environ.items() if key not in _FORCING}
+    out = StringIO()
+    with (
+        patch.dict(os.environ, {**environment, **_TERMINAL}, clear=True),
+        patch("typer.rich_utils.MAX_WIDTH", 80),
+        patch("typer.rich_utils.FORCE_TERMINAL", None),
+        redirect_stdout(out),
+    ):
+        app([*args, "--help"], prog_name=program, standalone_mode=False)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _sentences(help_page: str) -> list[str]:
+    """The description on a help page: the lines between the usage and the first panel."""
+    lines = [line.strip() for line in help_page.splitlines()]
+    end = next(i for i, line in enumerate(lines) if line.startswith("╭"))
+    text = " ".join(line or "\n" for line in lines[1:end])
+    return [part.strip() for part in text.split("\n")]
+
+
+def main(args: list[str]) -> int:
+    """Write the pages, or compare them with what they should be; return the exit code."""
+    pages = build_pages()
+    if args == ["--check"]:
+        stale = [
+            name
+            for name, text in pages.items()
+            if not (FOLDER / name).exists() or (FOLDER / name).read_text("utf-8") != text
+        ]
+        stale += [path.name for path in FOLDER.glob("*.md") if path.name not in pages]
+        for name in stale:
+            print(f"docs/reference/commands/{name} is out of date", file=sys.stderr)
+        return 1 if stale else 0
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.md"):
+        path.unlink()
+    for name, text in pages.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
