@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -27,7 +27,6 @@ WIDTH = 100
 HISTORY = ("CHANGELOG.md", "docs/reference/", "docs/log.md")
 # Options of pip, pytest, llama.cpp's tools and benchmarks/ that the documents name.
 FOREIGN = {
-    "--compare-loaded",
     "--force-reinstall",
     "--no-cache-dir",
     "--no-deps",
@@ -144,6 +143,17 @@ def test_the_pages_of_the_example_study_need_nothing_beside_themselves() -> None
         assert "<script" not in text
         assert not re.findall(r'\b(?:src|href)="(?!#)', text)
         assert json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def test_reference_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python docs/reference/build.py` writes them again."""
+    path = TOP / "docs/reference/build.py"
+    spec = importlib.util.spec_from_file_location("build_reference", path)
+    assert spec
+    assert spec.loader
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    assert build.main(["--check"]) == 0, capsys.readouterr().err
 
 
 @every_document

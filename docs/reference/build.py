@@ -21,8 +21,21 @@ import typer
 
 from qdraft.cli.main import app
 
-FOLDER = Path(__file__).parent / "commands"
+FOLDER = Path(__file__).parent
+_MARK = "<!-- build.py writes this page. -->\n"
 _TERMINAL = {"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1", "TERM": "dumb"}
+_INDEX = """\
+# Reference
+
+- [Exit codes, files and environment variables](environment.md)
+- [models.yaml](models-yaml.md)
+- [JSON](json.md)
+
+## Commands
+
+| command | |
+|---|---|
+"""
 _FORCING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
 
@@ -32,20 +45,15 @@ def build_pages() -> dict[str, str]:
     pages = {}
     commands: list[tuple[str, str]] = []
     for name, help_page in _help_pages(command, "qdraft"):
-        file = f"{name.removeprefix('qdraft ').replace(' ', '-')}.md"
-        first = next(line for line in _sentences(help_page) if line)
-        commands.append((name, first))
-        pages[file] = f"# {name}\n\n```\n{help_page}```\n"
-    rows = "".join(
-        f"| [`{name}`]({name.removeprefix('qdraft ').replace(' ', '-')}.md) | {first} |\n"
-        for name, first in commands
-    )
-    pages["README.md"] = (
-        "# Commands\n\n"
-        "The help page of each command. [build.py](../build.py) writes these pages.\n\n"
-        f"| command | |\n|---|---|\n{rows}"
-    )
+        pages[_file_name(name)] = f"{_MARK}# {name}\n\n```\n{help_page}```\n"
+        commands.append((name, _first_paragraph(help_page)))
+    rows = "".join(f"| [`{name}`]({_file_name(name)}) | {text} |\n" for name, text in commands)
+    pages["README.md"] = f"{_MARK}{_INDEX}{rows}"
     return pages
+
+
+def _file_name(name: str) -> str:
+    return f"{name.removeprefix('qdraft ').replace(' ', '-')}.md"
 
 
 def _help_pages(command: object, name: str) -> Iterator[tuple[str, str]]:
@@ -71,12 +79,15 @@ def _help_page(name: str) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _sentences(help_page: str) -> list[str]:
-    """The description on a help page: the lines between the usage and the first panel."""
-    lines = [line.strip() for line in help_page.splitlines()]
-    end = next(i for i, line in enumerate(lines) if line.startswith("╭"))
-    text = " ".join(line or "\n" for line in lines[1:end])
-    return [part.strip() for part in text.split("\n")]
+def _first_paragraph(help_page: str) -> str:
+    """What a command does: the paragraph after the usage line."""
+    return " ".join(help_page.split("\n\n")[1].split())
+
+
+def _written_pages() -> list[Path]:
+    """The pages that are there and were written by this script."""
+    pages = sorted(FOLDER.glob("*.md"))
+    return [path for path in pages if path.read_text("utf-8").startswith(_MARK)]
 
 
 def main(args: list[str]) -> int:
@@ -88,12 +99,11 @@ def main(args: list[str]) -> int:
             for name, text in pages.items()
             if not (FOLDER / name).exists() or (FOLDER / name).read_text("utf-8") != text
         ]
-        stale += [path.name for path in FOLDER.glob("*.md") if path.name not in pages]
+        stale += [path.name for path in _written_pages() if path.name not in pages]
         for name in stale:
-            print(f"docs/reference/commands/{name} is out of date", file=sys.stderr)
+            print(f"docs/reference/{name} is out of date", file=sys.stderr)
         return 1 if stale else 0
-    FOLDER.mkdir(exist_ok=True)
-    for path in FOLDER.glob("*.md"):
+    for path in _written_pages():
         path.unlink()
     for name, text in pages.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
