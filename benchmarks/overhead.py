@@ -28,16 +28,15 @@ def main() -> None:
     n_predict = parser.parse_args().n_predict
     print(f"load {os.getloadavg()[0]:.2f}")
     with Pair(PairSpec.of(rig("large"), rig("large", "Q4_K_M"), EngineParams(n_ctx=1024))) as pair:
-        engines = [e for e in (pair.target_engine, pair.draft_engine) if e]
         for name, sampling in SAMPLING.items():
-            before = sum(e.decode_s for e in engines)
+            before = sum(context.decode_s for context in pair.contexts)
             started = time.perf_counter()
             text = pair.generate(
                 PROMPT, sampling, DecodeParams(n_predict=n_predict, seed=1, draft_policy="fixed")
             )
             text.read()
             wall_s = time.perf_counter() - started
-            decode_s = sum(e.decode_s for e in engines) - before
+            decode_s = sum(context.decode_s for context in pair.contexts) - before
             summary = text.summary
             figures = {
                 "sampling": name,

@@ -26,8 +26,8 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
 from qdraft import EngineParams, SamplingParams, open_pair
 from qdraft.host import default_threads
-from qdraft.llama.context import LlamaModel
 from qdraft.llama.imatrix import collect
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.making.calibration import PROMPTS, built_in_text, to_chunks, write_texts
 from qdraft.paths import cache_dir, new_file

@@ -213,10 +213,9 @@ def say(what: str) -> None:
 
 
 def inside(pair: Pair) -> float:
-    """Seconds spent in llama_decode and in the courier so far."""
-    engines = [e for e in (pair.target_engine, pair.draft_engine) if e]
-    courier = pair.courier.copy_s if pair.courier else 0.0
-    return sum(e.decode_s for e in engines) + courier
+    """Seconds spent in llama_decode and in the KV copy so far."""
+    copy_s = pair.courier.copy_s if pair.courier else 0.0
+    return sum(context.decode_s for context in pair.contexts) + copy_s
 
 
 def main() -> None:

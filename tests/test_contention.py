@@ -43,7 +43,7 @@ def test_the_threads_of_a_pair(
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512, n_threads=2))) as pair:
         greedy, params = SamplingParams(temperature=0), DecodeParams(n_predict=40)
         calm = pair.generate("Count to twenty.", greedy, params).read()
-        decode, n = pair.target_engine._decode, 0
+        decode, n = pair.contexts.target.decode, 0
 
         def stalling(*args: object) -> None:
             nonlocal n
@@ -52,9 +52,9 @@ def test_the_threads_of_a_pair(
                 time.sleep(0.6)
             decode(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(pair.target_engine, "_decode", stalling)
+        monkeypatch.setattr(pair.contexts.target, "decode", stalling)
         with caplog.at_level(logging.WARNING, logger="qdraft"):
             text = pair.generate("Count to twenty.", greedy, params).read()
-        assert [engine.n_threads for engine in pair._engines] == [1, 1]
+        assert [context.n_threads for context in pair.contexts] == [1, 1]
         assert "threads from now on: 1" in caplog.text
         assert text[:20] == calm[:20]

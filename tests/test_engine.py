@@ -15,7 +15,8 @@ import tiny
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.host import cpu_id, default_threads, overload
-from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.context import LlamaContext
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id, library_version
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, quantize
@@ -260,8 +261,9 @@ def test_more_load_than_cores_is_said(
 def test_an_interrupt_waits_for_the_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised in the middle it would be lost in a callback, or leave the cache uncounted."""
     model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), EngineParams())
-    engine = LlamaEngine(model, EngineParams(n_ctx=64))
-    library = engine._lib
+    context = LlamaContext(model, EngineParams(n_ctx=64))
+    engine = context.sequence()
+    library = context._lib
     decode = library.llama_decode
 
     def interrupted(*args: object) -> int:
@@ -281,5 +283,5 @@ def test_an_interrupt_waits_for_the_decode(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         engine.eval([6, 7], 1)
     assert engine.n_past == 6
-    engine.close()
+    context.close()
     model.close()

@@ -14,8 +14,8 @@ import tiny
 from qdraft import EngineParams
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.gguf.imatrix import ImportanceMatrix, load
-from qdraft.llama.context import LlamaModel
 from qdraft.llama.imatrix import collect
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.making.calibration import built_in_text, to_chunks
 

@@ -130,29 +130,31 @@ def test_devices_that_are_not_there() -> None:
 
 def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
     """--cpu-moe: gate, up and down of both layers, and nothing else."""
-    from qdraft.llama.context import LlamaEngine, LlamaModel
+    from qdraft.llama.context import LlamaContext
+    from qdraft.llama.model import LlamaModel
 
     params = EngineParams(n_ctx=64, override_tensors=parse_overrides(None, moe=True))
     model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), params)
-    engine = LlamaEngine(model, params)
+    context = LlamaContext(model, params)
     try:
-        assert engine.placed.moved == {"CPU": 6}
+        assert context.placed.moved == {"CPU": 6}
     finally:
-        engine.close()
+        context.close()
         model.close()
 
 
 @pytest.mark.real
 def test_tensors_by_pattern(source_file: Path) -> None:
-    from qdraft.llama.context import LlamaEngine, LlamaModel
+    from qdraft.llama.context import LlamaContext
+    from qdraft.llama.model import LlamaModel
 
     params = EngineParams(n_ctx=256, override_tensors=((r"blk\.[01]\.ffn_up", "CPU"),))
     model = LlamaModel(source_file, params)
-    engine = LlamaEngine(model, params)
+    context = LlamaContext(model, params)
     try:
-        assert engine.placed.moved == {"CPU": 2}
+        assert context.placed.moved == {"CPU": 2}
     finally:
-        engine.close()
+        context.close()
         model.close()
     for wrong, words in (("nowhere", "cannot be put on nowhere"), ("CPU", "no pattern of tensor")):
         with pytest.raises(UsageError, match=words):

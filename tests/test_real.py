@@ -15,7 +15,9 @@ from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, PairS
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.policy.costs import ENOUGH
 from qdraft.errors import EngineError, ModelFileError, UsageError
-from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.context import LlamaContext
+from qdraft.llama.kv_copy import read_state
+from qdraft.llama.model import LlamaModel
 
 pytestmark = pytest.mark.real
 
@@ -216,7 +218,8 @@ def test_a_draft_that_does_not_load_is_an_error(smollm2: tuple[Path, Path], tmp_
 def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
     """One batch of several steps gives the rows that one-by-one decoding gives."""
     model = LlamaModel(source_file, EngineParams())
-    engine = LlamaEngine(model, EngineParams(n_ctx=256, n_batch=128, n_ubatch=64))
+    context = LlamaContext(model, EngineParams(n_ctx=256, n_batch=128, n_ubatch=64))
+    engine = context.sequence()
     tokens = model.vocab.tokenize("The quick brown fox jumps over the lazy dog. " * 12)[:110]
     rows = engine.eval(tokens, 3).copy()
     assert rows.shape == (3, model.vocab.n_tokens)
@@ -227,8 +230,8 @@ def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
         np.testing.assert_allclose(rows[i], one, atol=0.5)
         assert rows[i].argmax() == one.argmax()
     assert engine.eval([1], 0).shape == (0, model.vocab.n_tokens)
-    assert engine.decode_s > 0
-    engine.close()
+    assert context.decode_s > 0
+    context.close()
     model.close()
     with pytest.raises(EngineError, match="closed"):
         _ = model.native
@@ -352,7 +355,7 @@ class TestSharedKv:
             assert draft.n_past == opened.target_engine.n_past
             in_parts = draft.eval([5], 1)[0].copy()
             courier.copy(0)
-            assert courier.state(draft) == courier.state(opened.target_engine)
+            assert read_state(draft) == read_state(opened.target_engine)
             np.testing.assert_array_equal(draft.eval([5], 1)[0], in_parts)
 
     def test_caches_of_other_types_keep_their_own(self, smollm2: tuple[Path, Path]) -> None:

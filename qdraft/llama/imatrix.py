@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from qdraft.errors import EngineError
 from qdraft.gguf.imatrix import ImportanceMatrix
 from qdraft.host import default_threads
-from qdraft.llama.context import LlamaModel
 from qdraft.llama.ggml import function
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import forget_errors, interruptible, native, native_error
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Progress

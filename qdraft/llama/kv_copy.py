@@ -1,26 +1,27 @@
-"""The KV courier: the target's KV cells, copied into the draft's cache.
+"""The KV copy: the target's KV cells, copied into the draft's cache.
 
-Target and draft of one model have caches of the same shape, and the target's cells are what
-the draft's own would be without the loss of quantization. So the draft reads no prompt of its
-own, and after each round gets the cells of the accepted tokens.
+Target and draft of one model have caches of the same shape, and the target's cells are what the
+draft's own would be without the loss of quantization. So the draft reads no prompt of its own, and
+after each round gets the cells of the accepted tokens.
 
-Sequence 0 is the text; sequence 1 carries a part of it, because llama.cpp saves and restores
-whole sequences only (restoring wipes the destination).
+llama.cpp saves and restores whole sequences only, and restoring wipes the destination. So a part of
+a sequence travels under the id that each context keeps for this, ``LlamaContext.spare_id``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from qdraft.errors import EngineError, PairError, ServerError
-from qdraft.llama.context import LlamaEngine
+from qdraft.llama.context import LlamaContext
 from qdraft.llama.native import forget_errors, interruptible, native_error
 from qdraft.llama.rpc import device_library
+from qdraft.llama.sequence import LlamaSequence
 
-_TEXT, _COURIER = 0, 1
 # A copy that takes more than this share of a decode costs about what shared cells gain. Over a slow
 # link it does: each layer's cells are a message and an answer of their own.
 _DEAR = 0.5
@@ -35,26 +36,26 @@ class KvSharing:
 
 
 def couple(
-    target: LlamaEngine, draft: LlamaEngine | None, share_kv: str, *, flash_attn: bool
-) -> tuple[KvCourier | None, KvSharing]:
-    """A courier that is proven to work and worth its time, or none and the reason.
+    target: LlamaContext, draft: LlamaContext | None, share_kv: str, *, flash_attn: bool
+) -> KvSharing:
+    """Try whether the target's cells can be copied into the draft, and whether that pays.
 
-    Raises PairError where ``share_kv`` is "on" and it does not.
+    The trial takes sequences of its own in both contexts and closes them. Raises PairError if
+    ``share_kv`` is "on" and the cells cannot be shared.
     """
     if draft is None:
         if share_kv == "on":
             raise PairError("there is no draft to share the KV cells with")
-        return None, KvSharing(False, "there is no draft")
+        return KvSharing(False, "there is no draft")
     if share_kv == "off":
-        return None, KvSharing(False, "switched off")
-    courier = KvCourier(target, draft)
+        return KvSharing(False, "switched off")
     try:
         if not flash_attn:
             # V is then stored transposed: a cell is thousands of tiny copies.
             raise EngineError("flash attention is off")
         if target.model.shape != draft.model.shape:
             raise EngineError("target and draft are different models")
-        copy_s, decode_s = courier.prove()
+        copy_s, decode_s = prove(target, draft)
         if share_kv == "auto" and copy_s > _DEAR * decode_s:
             raise EngineError(
                 f"copying cells takes {1000 * copy_s:.0f} ms here, a decode {1000 * decode_s:.0f}"
@@ -64,17 +65,44 @@ def couple(
     except EngineError as error:
         if share_kv == "on":
             raise PairError(f"the KV cells cannot be shared: {error}") from error
-        return None, KvSharing(False, str(error))
-    return courier, KvSharing(True)
+        return KvSharing(False, str(error))
+    return KvSharing(True)
 
 
-class KvCourier:
-    """Copies cells from ``source`` to ``destination``; the destination never reads a prompt.
+def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
+    """Copy a few real cells, whole and in part, and read them back bit for bit.
+
+    Returns the seconds of a copy of two cells and those of the decode that made them, the lesser
+    of two each. Raises EngineError with the reason if the two caches do not take each other's
+    cells. The first decodes also bring the weights into memory before the first prompt.
+    """
+    copies, decodes = [], []
+    with ExitStack() as stack:
+        source = stack.enter_context(closing(target.sequence()))
+        destination = stack.enter_context(closing(draft.sequence()))
+        kv_copy = KvCopy(source, destination)
+        source.eval([0, 1], 0)
+        kv_copy.copy(0)
+        destination.eval([2, 3], 0)  # cells that the next copy must replace
+        for start in (2, 4):
+            before = target.decode_s, kv_copy.copy_s
+            # One row, because only a row waits for what a server computes.
+            source.eval([start, start + 1], 1)
+            kv_copy.copy(start)
+            decodes.append(target.decode_s - before[0])
+            copies.append(kv_copy.copy_s - before[1])
+        if read_state(source) != read_state(destination):
+            raise EngineError("cells come back changed")
+    return min(copies), min(decodes)
+
+
+class KvCopy:
+    """Copies cells from ``source`` to ``destination``, which never reads a prompt.
 
     ``copy_s`` adds up the seconds that this took.
     """
 
-    def __init__(self, source: LlamaEngine, destination: LlamaEngine) -> None:
+    def __init__(self, source: LlamaSequence, destination: LlamaSequence) -> None:
         self._lib = device_library()
         self._source = source
         self._destination = destination
@@ -85,83 +113,69 @@ class KvCourier:
         """Replace the destination's cells from position ``start`` on by the source's.
 
         The destination then holds exactly as many tokens as the source. Its cells before
-        ``start`` must be the source's already. Raises EngineError when llama.cpp refuses.
+        ``start`` must be the source's already. Raises EngineError if llama.cpp refuses.
         """
+        source, destination = self._source, self._destination
         with interruptible():
             started = time.perf_counter()
-            n_past = self._source.n_past
-            if start == 0:
-                blob_size = self._read(_TEXT)
-                self._write(blob_size, _TEXT)
-                self._buffer = (ctypes.c_uint8 * 0)()  # a whole prompt's cells: not kept
-            elif start < n_past:
-                self._lib.llama_memory_seq_cp(self._source.memory, _TEXT, _COURIER, start, -1)
-                try:
-                    blob_size = self._read(_COURIER)
-                finally:
-                    self._lib.llama_memory_seq_rm(self._source.memory, _COURIER, -1, -1)
-                memory = self._destination.memory
-                self._lib.llama_memory_seq_rm(memory, _TEXT, start, -1)
-                self._write(blob_size, _COURIER)
-                self._lib.llama_memory_seq_cp(memory, _COURIER, _TEXT, start, -1)
-                self._lib.llama_memory_seq_rm(memory, _COURIER, -1, -1)
-            else:
-                self._destination.truncate(n_past)
-            self._destination.adopt(self._source.tokens)
+            try:
+                self._copy_cells(start)
+                destination.take_over(source.tokens)
+            except EngineError:  # the destination holds a part of its cells, or none
+                with suppress(EngineError):
+                    destination.truncate(0)
+                raise
             self.copy_s += time.perf_counter() - started
 
-    def prove(self) -> tuple[float, float]:
-        """Copy a few real cells, whole and in part, and read them back bit for bit.
+    def _copy_cells(self, start: int) -> None:
+        if start == 0:
+            n_bytes = self._read(self._source.id)
+            self._write(n_bytes, self._destination.id)
+            self._buffer = (ctypes.c_uint8 * 0)()  # a whole prompt's cells: not kept
+        elif start < self._source.n_past:
+            self._copy_part(start)
+        else:
+            self._destination.truncate(self._source.n_past)
 
-        Returns the seconds of a copy of two cells and those of the decode that made them, the
-        lesser of two each. Raises EngineError with the reason when the two caches do not take each
-        other's cells. Both caches are empty afterwards. The first decodes also bring the weights
-        into memory before the first prompt.
-        """
-        copies, decodes = [], []
+    def _copy_part(self, start: int) -> None:
+        """Copy the cells from ``start`` on through the spare id of both contexts."""
+        lib, source, destination = self._lib, self._source, self._destination
+        spare, memory = source.context.spare_id, source.context.memory
+        lib.llama_memory_seq_cp(memory, source.id, spare, start, -1)
         try:
-            self._source.truncate(0)
-            self._source.eval([0, 1], 0)
-            self.copy(0)
-            self._destination.eval([2, 3], 0)  # cells that the next copy must replace
-            for start in (2, 4):
-                before = self._source.decode_s, self.copy_s
-                self._source.eval(
-                    [start, start + 1], 1
-                )  # a server's work is waited for by its rows
-                self.copy(start)
-                decodes.append(self._source.decode_s - before[0])
-                copies.append(self.copy_s - before[1])
-            if self.state(self._source) != self.state(self._destination):
-                raise EngineError("cells come back changed")
+            n_bytes = self._read(spare)
         finally:
-            self._source.truncate(0)
-            self._destination.truncate(0)
-        return min(copies), min(decodes)
+            lib.llama_memory_seq_rm(memory, spare, -1, -1)
+        spare, memory = destination.context.spare_id, destination.context.memory
+        lib.llama_memory_seq_rm(memory, destination.id, start, -1)
+        self._write(n_bytes, spare)
+        lib.llama_memory_seq_cp(memory, spare, destination.id, start, -1)
+        lib.llama_memory_seq_rm(memory, spare, -1, -1)
 
-    def _read(self, sequence: int) -> int:
-        """The source's cells of a sequence into the buffer; the number of bytes."""
-        size = int(self._lib.llama_state_seq_get_size(self._source.context, sequence))
+    def _read(self, id: int) -> int:
+        """Read the source's cells of an id into the buffer; return the number of bytes."""
+        context = self._source.context.native
+        size = int(self._lib.llama_state_seq_get_size(context, id))
         if size > len(self._buffer):
             self._buffer = (ctypes.c_uint8 * size)()
         forget_errors()
-        got = int(
-            self._lib.llama_state_seq_get_data(self._source.context, self._buffer, size, sequence)
-        )
-        if not got:
+        n_bytes = int(self._lib.llama_state_seq_get_data(context, self._buffer, size, id))
+        if not n_bytes:
             raise EngineError(f"the target's KV cells cannot be read: {native_error()}")
-        return got
+        return n_bytes
 
-    def _write(self, size: int, sequence: int) -> None:
+    def _write(self, n_bytes: int, id: int) -> None:
+        """Write the buffer into the destination's cache, as the cells of an id."""
+        context = self._destination.context.native
         forget_errors()
-        if not self._lib.llama_state_seq_set_data(
-            self._destination.context, self._buffer, size, sequence
-        ):
+        if not self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id):
             raise EngineError(f"the draft does not take the target's KV cells: {native_error()}")
 
-    def state(self, engine: LlamaEngine) -> bytes:
-        """All cells of an engine's text, as bytes."""
-        size = int(self._lib.llama_state_seq_get_size(engine.context, _TEXT))
-        buffer = (ctypes.c_uint8 * size)()
-        got = int(self._lib.llama_state_seq_get_data(engine.context, buffer, size, _TEXT))
-        return bytes(buffer[:got])
+
+def read_state(sequence: LlamaSequence) -> bytes:
+    """Return all cells of a sequence, as bytes."""
+    lib, context = device_library(), sequence.context.native
+    size = int(lib.llama_state_seq_get_size(context, sequence.id))
+    buffer = (ctypes.c_uint8 * size)()
+    n_bytes = int(lib.llama_state_seq_get_data(context, buffer, size, sequence.id))
+    return bytes(buffer[:n_bytes])

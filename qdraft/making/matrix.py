@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdraft.decoding.records import SamplingParams
-from qdraft.llama.context import LlamaModel
 from qdraft.llama.imatrix import collect
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.spec import ModelSpec, PairSpec

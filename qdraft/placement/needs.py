@@ -8,8 +8,9 @@ from pathlib import Path
 
 from qdraft.gguf.facts import parts_of
 from qdraft.gguf.header import Header, read_header
-from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.context import LlamaContext
 from qdraft.llama.devices import devices
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import ALL_LAYERS, EngineParams
 from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
 from qdraft.placement.choose import Needs
@@ -30,10 +31,10 @@ def needs(path: Path, params: EngineParams) -> Needs:
         wanted = replace(params, n_gpu_layers=ALL_LAYERS, tensor_split=())
     model = LlamaModel(path, wanted, dry=True)
     try:
-        engine = LlamaEngine(model, wanted)
-        n_ctx, cache, compute = engine.n_ctx, _cache(engine.lines), _compute(engine.placed)
-        engine.close()
-        double = LlamaEngine(model, replace(wanted, n_ctx=2 * n_ctx))
+        context = LlamaContext(model, wanted)
+        n_ctx, cache, compute = context.n_ctx, _cache(context.lines), _compute(context.placed)
+        context.close()
+        double = LlamaContext(model, replace(wanted, n_ctx=2 * n_ctx))
         grown = _compute(double.placed)
         double.close()
     finally:
@@ -54,9 +55,9 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
     """Where a model would be placed, and the bytes of each part, weights included."""
     model = LlamaModel(path, params, dry=True)
     try:
-        engine = LlamaEngine(model, params)
-        placed, cache = read_back(engine.lines, devices()), _cache(engine.lines)
-        engine.close()
+        context = LlamaContext(model, params)
+        placed, cache = read_back(context.lines, devices()), _cache(context.lines)
+        context.close()
     finally:
         model.close()
     headers = [read_header(part) for part in parts_of(path)]

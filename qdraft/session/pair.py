@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +19,15 @@ from qdraft.decoding.policy.costs import AcceptanceTable, RecentLoss
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.gguf.facts import require_model
-from qdraft.llama.context import LlamaEngine, LlamaModel
-from qdraft.llama.kv_copy import KvCourier, couple
+from qdraft.llama.context import LlamaContext
+from qdraft.llama.kv_copy import KvCopy, couple
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import not_as_asked
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
-from qdraft.llama.spec import PairSpec
+from qdraft.llama.sequence import LlamaSequence
+from qdraft.llama.spec import Both, PairSpec
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
 from qdraft.session import store as machine
 from qdraft.session.bit_identity import BitIdentity
@@ -52,9 +54,9 @@ class Sequences:
     ``kv_copy`` is None if the draft does not get the target's KV cells.
     """
 
-    target: LlamaEngine
-    draft: LlamaEngine | None
-    kv_copy: KvCourier | None
+    target: LlamaSequence
+    draft: LlamaSequence | None
+    kv_copy: KvCopy | None
 
 
 class Pair:
@@ -81,22 +83,24 @@ class Pair:
         self._user: int | None = None
         self.running: Generation | None = None  # the text in the making
         self._models: list[LlamaModel] = []
-        self._engines: list[LlamaEngine] = []
+        self._contexts: list[LlamaContext] = []
         try:
-            self.target_engine = self._open(target, params, progress)
+            target_context = self._open(target, params, progress)
             if template is not None:
-                self.target_engine.vocab.use_template(template)
-            self.draft_engine = self._open(draft, draft_params, progress) if draft else None
-            self.courier, self.kv = couple(
-                self.target_engine, self.draft_engine, share_kv,
-                flash_attn="off" not in (params.flash_attn, draft_params.flash_attn),
-            )  # fmt: skip
+                target_context.vocab.use_template(template)
+            draft_context = self._open(draft, draft_params, progress) if draft else None
+            self.contexts = Both(target_context, draft_context)
+            flash_attn = "off" not in (params.flash_attn, draft_params.flash_attn)
+            self.kv = couple(target_context, draft_context, share_kv, flash_attn=flash_attn)
+            self.target_engine = target_context.sequence()
+            self.draft_engine = draft_context.sequence() if draft_context else None
+            self.courier = self._kv_copy(self.target_engine, self.draft_engine)
             self._target_facts = machine.file_facts(target, params)
             facts = [machine.file_facts(draft, draft_params)] if draft else []
             self._costs_path: Path | None = machine.store_path(
                 "costs", self._target_facts, *facts, str(self.kv.shared)
             )
-            self.placed = [engine.placed for engine in self._engines]  # the target first
+            self.placed = [context.placed for context in self.contexts]  # the target first
             over_a_link = bool(self.placed[0].remote)
             self.costs = machine.load_costs(self._costs_path, over_a_link=over_a_link)
             self.acceptance = AcceptanceTable()
@@ -126,7 +130,7 @@ class Pair:
             for surprise in not_as_asked(placed, asked):
                 log.warning("%s: %s", path.name if path else "", surprise)
 
-    def _open(self, path: Path, params: EngineParams, progress: Progress) -> LlamaEngine:
+    def _open(self, path: Path, params: EngineParams, progress: Progress) -> LlamaContext:
         """Load a file, or share its weights if it is open, and make a context."""
         is_target = not self._models
         model = next(
@@ -140,7 +144,7 @@ class Pair:
                 path,
                 params,
                 extra_buffers=wanted and extra_buffers_are_safe(),
-                progress=lambda share: progress(f"loading {path.name}", share, 1.0),
+                progress=progress,
             )
             self._models.append(model)
         if not is_target:
@@ -149,9 +153,13 @@ class Pair:
             log.warning(
                 "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
             )
-        engine = LlamaEngine(model, params)
-        self._engines.append(engine)
-        return engine
+        context = LlamaContext(model, params)
+        self._contexts.append(context)
+        return context
+
+    def _kv_copy(self, target: LlamaSequence, draft: LlamaSequence | None) -> KvCopy | None:
+        """The copy from one sequence to the other; None if the draft has its own cells."""
+        return KvCopy(target, draft) if draft and self.kv.shared else None
 
     def keep_costs(self) -> None:
         """Keep what the rounds so far have shown of the costs, for the next run."""
@@ -162,15 +170,15 @@ class Pair:
         """Halve the threads where others want the processor too: see ``session.contention``."""
         if self._contention is None or not self._contention.add(round):
             return
-        n = max(engine.n_threads for engine in self._engines)
+        n = max(context.n_threads for context in self.contexts)
         told = f"decoding takes {self._contention.times_slower:.0f} times as long as it did"
         if n == 1:
             log.warning("%s: something else is using this machine", told)
             self._contention = None
             return
         log.warning("%s: others use the processor, threads from now on: %d", told, n // 2)
-        for engine in self._engines:
-            engine.use_threads(max(1, engine.n_threads // 2))
+        for context in self.contexts:
+            context.use_threads(max(1, context.n_threads // 2))
         self._contention = Contention()
         self._costs_path = None  # costs of so many threads are not those to keep
 
@@ -221,14 +229,14 @@ class Pair:
     @contextmanager
     def sequences(self) -> Iterator[Sequences]:
         """Sequences of their own for a study or a check, which are empty and closed at the end."""
-        engines = [engine for engine in (self.target_engine, self.draft_engine) if engine]
-        for engine in engines:
-            engine.truncate(0)
-        try:
-            yield Sequences(self.target_engine, self.draft_engine, self.courier)
-        finally:
-            for engine in engines:
-                engine.truncate(0)
+        for own in Both(self.target_engine, self.draft_engine):
+            own.truncate(0)  # so that the study has the whole context
+        with ExitStack() as stack:
+            target = stack.enter_context(closing(self.contexts.target.sequence()))
+            draft = None
+            if self.contexts.draft:
+                draft = stack.enter_context(closing(self.contexts.draft.sequence()))
+            yield Sequences(target, draft, self._kv_copy(target, draft))
 
     @property
     def can_draft(self) -> bool:
@@ -260,11 +268,11 @@ class Pair:
         if self._user == threading.get_ident() and self.running:
             self.running.close()
         with self._lock:
-            for engine in self._engines:
-                engine.close()
+            for context in self._contexts:
+                context.close()
             for model in self._models:
                 model.close()
-            self._engines.clear()
+            self._contexts.clear()
             self._models.clear()
 
     @contextmanager
@@ -276,7 +284,7 @@ class Pair:
                 hint="read that text to its end, or close it, before the next one",
             )
         with self._lock:
-            if not self._engines:
+            if not self._contexts:
                 raise EngineError("the pair is closed")
             self._user = threading.get_ident()
             try:

@@ -15,7 +15,7 @@ from qdraft.gguf.facts import Facts, require_model
 from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
 from qdraft.host import default_threads
-from qdraft.llama.context import LlamaModel
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress

@@ -15,10 +15,12 @@ from typing import Any
 from qdraft.decoding.policy.model import best_n_draft
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.llama.context import LlamaEngine, LlamaModel
+from qdraft.llama.context import LlamaContext
+from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, renamed
 from qdraft.llama.rpc import connect
+from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import ModelSpec, PairSpec
 from qdraft.making.costs import N_PROMPT, measure_costs, prompt_seconds, seconds_of_one
 from qdraft.making.overlap import Overlap, overlap
@@ -192,16 +194,16 @@ def _as_draft(
 
 
 @contextmanager
-def _opened(path: Path, params: EngineParams) -> Iterator[LlamaEngine]:
+def _opened(path: Path, params: EngineParams) -> Iterator[LlamaSequence]:
     """One file, loaded where it fits, with room for the rows of a block."""
     params = fit(ModelSpec(path, params)).params
     model = LlamaModel(path, params)
     try:
-        engine = LlamaEngine(model, params, n_rows=rows_at_once(model.vocab.n_tokens))
+        context = LlamaContext(model, params, n_rows=rows_at_once(model.vocab.n_tokens))
         try:
-            yield engine
+            yield context.sequence()
         finally:
-            engine.close()
+            context.close()
     finally:
         model.close()
 

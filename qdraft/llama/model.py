@@ -1,0 +1,130 @@
+"""The weights of one GGUF file, loaded by llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from qdraft.errors import DeviceMemoryError, EngineError, ModelFileError
+from qdraft.llama.native import forget_errors, interruptible, listening, native_error
+from qdraft.llama.params import EngineParams
+from qdraft.llama.placed import place
+from qdraft.llama.progress import Progress, no_progress
+from qdraft.llama.rpc import device_library, keep_alive
+from qdraft.llama.vocab import LlamaVocab
+
+_SHORT = re.compile(r"(unable|failed) to allocate|out of memory|alloc\w* failed", re.IGNORECASE)
+LESS_MEMORY = (
+    "use fewer layers (-ngl, -ngld), a smaller context (-c) or smaller cache types (-ctk, -ctv)"
+)
+
+
+class LlamaModel:
+    """The weights of one GGUF file."""
+
+    def __init__(
+        self,
+        path: Path,
+        params: EngineParams,
+        *,
+        extra_buffers: bool = False,
+        dry: bool = False,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Load ``path``; ``progress`` gets the share that is loaded, of 1.
+
+        ``dry`` loads and allocates no weights: contexts on such a model know their sizes but
+        cannot decode. Raises UsageError for a device that does not exist, DeviceMemoryError if a
+        device has too little memory, and ModelFileError with llama.cpp's reason if loading fails
+        otherwise. KeyboardInterrupt ends the loading.
+        """
+        self._lib = lib = device_library()
+        self.path, self.params = path, params
+        native_params = lib.llama_model_default_params()
+        kept = place(native_params, params)
+        native_params.use_extra_bufts = extra_buffers
+        if dry:
+            native_params.no_alloc, native_params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
+        self.lines: list[str] = []  # what llama.cpp said while loading
+        forget_errors()
+        self._model = None
+        try:
+            with interruptible() as interrupted, listening(self.lines):
+
+                def report(share: float, _user_data: object) -> bool:
+                    if share == 0:
+                        keep_alive()
+                    progress(f"loading {path.name}", share, 1.0)
+                    return not interrupted()
+
+                callback = lib.llama_progress_callback(report)
+                native_params.progress_callback = callback
+                self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+        except BaseException:  # an interrupt that came when it was loaded
+            if self._model:
+                lib.llama_model_free(self._model)
+            raise
+        del kept
+        if not self._model:
+            raise _load_error(f"{path} does not load: {native_error()}", self.lines)
+        self.vocab = LlamaVocab(self._model)
+
+    @property
+    def native(self) -> Any:
+        """The llama_model pointer."""
+        if not self._model:
+            raise EngineError(f"{self.path} is closed")
+        return self._model
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(self._lib.llama_model_n_ctx_train(self.native))
+
+    @property
+    def can_roll_back(self) -> bool:
+        """False for recurrent and hybrid models, whose state cannot be cut to a length."""
+        lib = self._lib
+        return not (
+            lib.llama_model_is_recurrent(self.native) or lib.llama_model_is_hybrid(self.native)
+        )
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """What two quantizations of one model have in common: architecture and dimensions."""
+        architecture = self._meta(b"general.architecture")
+        keys = (
+            "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+            "attention.head_count_kv", "attention.key_length", "attention.value_length",
+            "rope.freq_base",
+        )  # fmt: skip
+        return (architecture, *(self._meta(f"{architecture}.{key}".encode()) for key in keys))
+
+    def _meta(self, key: bytes) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        n = self._lib.llama_model_meta_val_str(self.native, key, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+    def close(self) -> None:
+        if self._model:
+            self.vocab.close()
+            model, self._model = self._model, None
+            with suppress(EngineError):  # the memory of a lost server is lost with it
+                self._lib.llama_model_free(model)
+
+
+def _load_error(words: str, lines: Sequence[str]) -> EngineError | ModelFileError:
+    return (
+        DeviceMemoryError(words, hint=LESS_MEMORY)
+        if is_short_of_memory(lines)
+        else ModelFileError(words)
+    )
+
+
+def is_short_of_memory(lines: Sequence[str]) -> bool:
+    """Tell from llama.cpp's log whether memory ran out."""
+    return any(_SHORT.search(line) for line in lines)

@@ -1,0 +1,123 @@
+"""A sequence: one text in the cache of a context, beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdraft.decoding.engine import n_common
+from qdraft.errors import ContextError, EngineError, RollbackError
+from qdraft.llama.native import interruptible
+from qdraft.llama.rpc import device_library
+
+if TYPE_CHECKING:
+    from qdraft.llama.context import LlamaContext
+    from qdraft.llama.vocab import LlamaVocab
+
+
+class LlamaSequence:
+    """One text in a context's cache; ``LlamaContext.sequence`` opens it.
+
+    Evals of several sequences of one context may interleave. Raises EngineError once it is closed.
+    """
+
+    def __init__(self, context: LlamaContext, id: int) -> None:
+        self._lib = device_library()
+        self._tokens: list[int] = []
+        self._closed = False
+        self.context = context
+        self.id = id
+
+    @property
+    def vocab(self) -> LlamaVocab:
+        return self.context.vocab
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens in the cache, oldest first."""
+        return self._tokens
+
+    @property
+    def n_past(self) -> int:
+        """The number of tokens in the cache."""
+        return len(self._tokens)
+
+    @property
+    def n_ctx(self) -> int:
+        """The number of tokens that the sequence may hold beside the context's other sequences."""
+        return self.context.room_of(self)
+
+    def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
+        """Decode ``tokens`` after the cached ones; return rows for the last ``logits`` of them.
+
+        The rows have the shape [logits, n_vocab] and are borrowed until the next eval of any
+        sequence of the context. Raises ContextError if the tokens do not fit, and EngineError if
+        llama.cpp fails otherwise.
+        """
+        self._require_open()
+        n, n_ctx = len(tokens), self.n_ctx
+        if self.n_past + n > n_ctx:
+            raise ContextError(f"{self.n_past + n} tokens do not fit the context of {n_ctx}")
+        start = 0
+        while start < n:
+            # Steps of one physical batch, so that Ctrl-C is heard in a long prompt; the rows
+            # that are asked for all come from the last one.
+            left = n - start
+            step = self.context.step
+            size = left if left <= step else min(step, left - logits)
+            part = tokens[start : start + size]
+            with interruptible():  # llama.cpp may log, which is a callback
+                self.context.decode(self.id, self.n_past, part, logits if size == left else 0)
+                self._tokens += part
+            start += size
+        return self.context.rows(logits)
+
+    def truncate(self, n_past: int) -> None:
+        """Cut to the first ``n_past`` tokens; do nothing if there are no more.
+
+        Raises RollbackError if the model cannot take tokens back.
+        """
+        self._require_open()
+        if n_past >= self.n_past:
+            return
+        memory = self.context.memory
+        if n_past == 0:
+            self._lib.llama_memory_seq_rm(memory, self.id, -1, -1)
+        elif not self._lib.llama_memory_seq_rm(memory, self.id, n_past, -1):
+            name = self.context.model.path.name
+            raise RollbackError(f"{name}: the cache cannot be cut to {n_past} tokens")
+        del self._tokens[n_past:]
+
+    def keep(self, tokens: Sequence[int]) -> int:
+        """Cut to the longest common prefix with ``tokens``; return its length.
+
+        A model that cannot take tokens back keeps all of its tokens or none.
+        """
+        try:
+            self.truncate(n_common(self._tokens, tokens))
+        except RollbackError:
+            self.truncate(0)
+        return self.n_past
+
+    def take_over(self, tokens: Sequence[int]) -> None:
+        """Note that a KV copy has put the cells of ``tokens`` into the cache."""
+        self._tokens[:] = tokens
+
+    def close(self) -> None:
+        """Give the id and the cells back to the context; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        self.context.release(self)
+        if not self.context.closed:
+            with suppress(EngineError):  # the memory of a lost server is lost with it
+                self._lib.llama_memory_seq_rm(self.context.memory, self.id, -1, -1)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError(f"this sequence of {self.context.model.path.name} is closed")
+        self.context.native  # noqa: B018 (raises if the context is closed)
