@@ -272,6 +272,24 @@ def test_python_runs(
     exec(compile(code, "document", "exec"), {"__name__": "document"})
 
 
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("run", "docs/schema/run.json"),
+        ("bench", "examples/study/bench.json"),
+        ("compare", "examples/study/ladder.json"),
+        ("tune", "examples/study/tune.json"),
+    ],
+)
+def test_every_json_key_is_in_the_reference(command: str, file: str) -> None:
+    """Those of the object itself; the machine's are described with the bench."""
+    sections = (TOP / "docs/reference/json.md").read_text(encoding="utf-8").split("\n## ")
+    text = " ".join(s for s in sections if s.split("\n")[0] in (command, "bench"))
+    data = json.loads((TOP / file).read_text(encoding="utf-8"))
+    for key in data.get("properties", data):
+        assert f"`{key}`" in text, key
+
+
 def test_the_test_command_is_where_ci_looks_for_it() -> None:
     between = README.split("<!-- test-command -->")[1].split("<!-- end -->")[0]
     lines = [line for line in between.splitlines() if line and not line.startswith("```")]
