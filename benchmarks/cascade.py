@@ -30,7 +30,7 @@ from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
-from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.decoding.policy.learned import Learned
 from qdraft.session.store import describe_machine
 from qdraft.study.prompts import WARM_UP
 
@@ -90,13 +90,13 @@ class Contender:
         """``make_drafter`` gets the pair's draft model; None is the target alone."""
         self.name = name
         self._make_drafter = make_drafter
-        self._learned = CostTable(), AcceptanceTable(), RecentLoss()
+        self._learned = Learned()
 
     def write(
         self, pair: Pair, kind: str, place: int, prompt: str, temperature: float, n_predict: int
     ) -> Text:
         """Write one text from empty caches and time what follows its first token."""
-        pair.costs, pair.acceptance, pair.loss = self._learned
+        pair.learned = self._learned
         pair.drafter = self._drafter_of(pair)  # type: ignore[method-assign, assignment]
         sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
         alone = self._make_drafter is None

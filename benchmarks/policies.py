@@ -18,6 +18,7 @@ from pathlib import Path
 from rig import rig
 
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
+from qdraft.decoding.policy.learned import Learned
 from qdraft.llama.native import library_version
 
 PROMPTS = {
@@ -54,7 +55,7 @@ def main() -> None:
         Pair(PairSpec.of(*files, params, share_kv="on")) as shared,
     ):
         for pair in (own, shared):  # nothing known of costs, and weights in memory
-            pair.costs.__init__()  # type: ignore[misc]
+            pair.learned = Learned()
             pair.generate("Hi", sampling, DecodeParams(n_predict=8, n_draft=0)).read()
         for prompt in PROMPTS.values():
             for kv, pair in (("own", own), ("shared", shared)):
@@ -85,15 +86,18 @@ def main() -> None:
                 "draft_yield": accepted / drafted if drafted else 0.0,
                 "ttft_s": ttft_s / len(PROMPTS),
             }
-        target_s, c, v = shared.costs.medians()
+        known = shared.learned.costs.medians()
     print(f"F16 + {args.draft}, temperature {args.temperature}, {args.n_predict} tokens")
     print(f"load {load:.2f}, target alone {alone:.1f} t/s, {library_version()}")
     for name, row in figures.items():
         print(f"{name:<24} x {row['x']:.2f}  " + f"alpha {row['alpha']:.3f}  "
               f"yield {row['draft_yield']:.3f}  first token {row['ttft_s']:.2f} s")  # fmt: skip
-    print(f"c {c.get('model', 0):.2f}, v " + ", ".join(f"{n}: {x:.2f}" for n, x in v.items()))
+    print(
+        f"c {known.c.get('model', 0):.2f}, v "
+        + ", ".join(f"{n}: {x:.2f}" for n, x in known.v.items())
+    )
     if args.json:
-        costs = {"target_s": target_s, "c": c, "v": v}
+        costs = {"target_s": known.target_s, "c": known.c, "v": known.v}
         args.json.write_text(json.dumps({"figures": figures, "costs": costs}, indent=1))
 
 

@@ -55,7 +55,7 @@ def main() -> None:
                             params=replace(params, n_predict=args.n_predict, seed=77),
                         )
                     ),
-                    pair.costs.medians(),
+                    pair.learned.costs.medians(),
                 ).total  # fmt: skip
                 assert live.speedup
                 row = {

@@ -250,8 +250,8 @@ def main() -> None:
             bench.run(kinds, temperatures[:1] if few else temperatures)
             if draft == "Q4_K_M":
                 firsts = list(bench.first_tokens(3 if args.quick else 9))
-            target_s, c, v = bench.pair.costs.medians()
-            costs[name] = {"target_s": target_s, "c": c, "v": v}
+            known = bench.pair.learned.costs.medians()
+            costs[name] = {"target_s": known.target_s, "c": known.c, "v": known.v}
             texts += bench.texts
     rows = [asdict(text) for text in texts]
     report = {

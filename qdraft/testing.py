@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.drafters.protocol import Verified
 from qdraft.decoding.engine import n_common
-from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler

@@ -8,8 +8,8 @@ from fakes import PROMPT_ROUND as PROMPT
 from fakes import engine, model_drafter, run
 from fakes import make_round as make
 
-from qdraft.decoding.policy.costs import CostTable
-from qdraft.decoding.policy.model import break_even_alpha, expected_tokens, speedup
+from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.model import Costs, break_even_alpha, expected_tokens, speedup
 from qdraft.decoding.summary import summarize
 
 
@@ -92,7 +92,7 @@ def test_a_schedule_that_does_not_draft_says_why() -> None:
     https://github.com/ggml-org/llama.cpp/issues/10594
     https://github.com/ggml-org/llama.cpp/pull/24922
     """
-    costs = CostTable(0.1, {"model": 0.25}, {3: 1.5})
+    costs = CostTable(Costs({"model": 0.25}, {3: 1.5}, 0.1))
     alone = [PROMPT, *[make(0, 0)] * 20]
     assert summarize(alone, None, costs, "model").verdict == (
         "drafting does not pay here: a draft token costs 0.25 target tokens, "
@@ -157,7 +157,7 @@ def test_the_predicted_speedup_is_the_cost_models() -> None:
     tokens = 2 + 10 * expected_tokens(2 / 3, 3)
     assert summary.predicted_speedup == pytest.approx(tokens / (2 + 10 * (3 * 0.3 + 1.5)))
     # a table of earlier runs stands in where this text has no round without a draft
-    costs = CostTable(1.0, {"model": 0.3}, {4: 1.5})
+    costs = CostTable(Costs({"model": 0.3}, {4: 1.5}, 1.0))
     told = summarize([PROMPT, *rounds[3:]], costs=costs, source="model")
     assert told.predicted_speedup == pytest.approx(expected_tokens(2 / 3, 3) / 2.4)
     assert summarize([PROMPT, alone]).predicted_speedup is None

@@ -24,8 +24,8 @@ from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
-from qdraft.decoding.policy.costs import CostTable
-from qdraft.decoding.policy.schedule import CostAwareSchedule, CountingGate, FixedSchedule
+from qdraft.decoding.policy.gate import CountingGate
+from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.testing import FakeSequence, enumerate_law
@@ -87,15 +87,11 @@ def test_the_law_is_the_targets(block: bool) -> None:
 
 def test_under_the_cost_aware_schedule() -> None:
     """No model to pay for: a text in circles is drafted far, one without repetition is left alone."""
-    circles = list(
-        run(engine(), NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
-    )
+    circles = list(run(engine(), NgramDrafter(), schedule=CostAwareSchedule(8), n_predict=300))
     assert sum(r.n_accepted for r in circles) > 150
     never = table_logits(8, 7)
     wild = FakeSequence(lambda t: never((len(t) % 7, (len(t) * len(t)) % 5, *t)), vocab(8))
-    rounds = list(
-        run(wild, NgramDrafter(), schedule=CostAwareSchedule(8, CostTable()), n_predict=300)
-    )
+    rounds = list(run(wild, NgramDrafter(), schedule=CostAwareSchedule(8), n_predict=300))
     assert len(tokens_of(rounds)) == 300
 
 
@@ -165,7 +161,7 @@ class TestHybrid:
 
     def test_repetitions_first_the_model_elsewhere(self) -> None:
         drafter = hybrid(model_drafter(blend=0.2))
-        schedule = CostAwareSchedule(8, CostTable())
+        schedule = CostAwareSchedule(8)
         rounds = list(run(engine(), drafter, n_predict=300, schedule=schedule))
         assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=300)))
         accepted = {

@@ -13,7 +13,7 @@ from fakes import CascadeAlone
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, PairSpec, SamplingParams
 from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.policy.costs import ENOUGH
+from qdraft.decoding.policy.constants import CONSTANTS
 from qdraft.errors import EngineError, ModelFileError, UsageError
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import read_state
@@ -154,11 +154,11 @@ def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Pa
         text.read()
         assert text.check().explained
         assert len(text.tokens) == 60
-        assert opened.costs.complete
+        assert opened.learned.costs.complete
         assert text.summary.verdict
-        learned = opened.costs.medians(ENOUGH)
+        learned = opened.learned.costs.medians(CONSTANTS.n_to_keep)
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as again:
-        assert again.costs.medians() == learned
+        assert again.learned.costs.medians() == learned
 
 
 def test_stop_string(pair: Pair) -> None:

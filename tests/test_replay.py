@@ -9,15 +9,15 @@ import pytest
 from fakes import GREEDY, PLAIN, engine, run
 
 from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.policy.model import expected_tokens, speedup
+from qdraft.decoding.policy.model import Costs, expected_tokens, speedup
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.study import recording as records
 from qdraft.study.recording import Recording, record
-from qdraft.study.replay import Costs, Replayed, replay, synthetic, with_rest
+from qdraft.study.replay import Replayed, replay, synthetic, with_rest
 from qdraft.testing import FakeKvCopy
 
-COSTS = Costs(0.3, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
+COSTS = Costs({"model": 0.3}, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
 
 
 def fixed(n: int, verify: str = "token") -> DecodeParams:
@@ -33,7 +33,7 @@ class TestSynthetic:
         assert found.tau == pytest.approx(expected_tokens(alpha, n_draft), rel=0.05)
         assert found.alpha_at[0] == pytest.approx(alpha, abs=0.04)
         # A round in 24 has no draft.
-        ideal = speedup(alpha, n_draft, COSTS.c, COSTS.v[n_draft + 1])
+        ideal = speedup(alpha, n_draft, COSTS.c["model"], COSTS.v[n_draft + 1])
         assert found.speedup == pytest.approx(ideal, rel=0.05)
 
     def test_the_measured_policy_is_close_to_the_best_length(self) -> None:
@@ -42,7 +42,7 @@ class TestSynthetic:
         assert replay(recording, COSTS, PLAIN, DecodeParams()).speedup > 0.94 * best
 
     def test_a_draft_that_cannot_pay_is_left_alone(self) -> None:
-        dear = Costs(0.9, {2: 1.6, 9: 4.0})
+        dear = Costs({"model": 0.9}, {2: 1.6, 9: 4.0})
         assert replay(synthetic(0.6), dear, PLAIN, DecodeParams()).speedup > 0.97
         assert replay(synthetic(0.6), dear, PLAIN, fixed(4)).speedup < 0.6
 

@@ -13,7 +13,10 @@ from fakes import GREEDY, PLAIN, Clock, engine, normal, run, tokens_of, vocab
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
 from qdraft.decoding.loop import Decoding
-from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.decoding.policy.acceptance_table import AcceptanceTable
+from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.learned import Learned
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Verdict
 from qdraft.decoding.rng import SeededRng
@@ -153,7 +156,7 @@ CASES = {
 def test_never_slower_and_close_to_the_best_fixed_length(name: str, params: SamplingParams) -> None:
     """From an empty cost table. The best fixed length is known only afterwards."""
     machine, blend = CASES[name]
-    rounds = machine.generate(CostAwareSchedule(8, CostTable()), lambda n: blend, params)
+    rounds = machine.generate(CostAwareSchedule(8), lambda n: blend, params)
     fixed = [
         speed(machine.generate(FixedSchedule(k, plain_every=0), lambda n: blend, params))
         for k in range(9)
@@ -164,7 +167,7 @@ def test_never_slower_and_close_to_the_best_fixed_length(name: str, params: Samp
 
 def test_the_text_does_not_depend_on_the_schedule() -> None:
     machine, blend = CASES["jagged, good draft"]
-    rounds = machine.generate(CostAwareSchedule(8, CostTable()), lambda n: blend, GREEDY, n=200)
+    rounds = machine.generate(CostAwareSchedule(8), lambda n: blend, GREEDY, n=200)
     alone = list(machine.generate(FixedSchedule(0), lambda n: blend, GREEDY, n=200))
     assert tokens_of(rounds) == tokens_of(alone)
 
@@ -172,12 +175,12 @@ def test_the_text_does_not_depend_on_the_schedule() -> None:
 def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up() -> None:
     machine = Machine(flat, 0.3)
     turns_bad = machine.generate(
-        CostAwareSchedule(8, CostTable()), lambda n: 0.05 if n < 400 else 1.0, GREEDY, n=900
+        CostAwareSchedule(8), lambda n: 0.05 if n < 400 else 1.0, GREEDY, n=900
     )
     assert worst_window(turns_bad) < 1.08  # some of what was gained is lost finding out
     assert sum(r.n_draft for r in turns_bad if r.n_context > 700) < 40
     turns_good = machine.generate(
-        CostAwareSchedule(8, CostTable()), lambda n: 1.0 if n < 300 else 0.05, GREEDY, n=1200
+        CostAwareSchedule(8), lambda n: 1.0 if n < 300 else 0.05, GREEDY, n=1200
     )
     late = [r for r in turns_good if r.n_context > 900]
     assert speed(late) > 1.5
@@ -186,21 +189,23 @@ def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up()
 def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
     """A table of an earlier run: a pair that cannot pay is not even tried."""
     machine, blend = CASES["hopeless"]
-    costs = CostTable(1.0, {"model": 0.9}, {n: steep(n) for n in (2, 3)})
-    rounds = machine.generate(CostAwareSchedule(8, costs), lambda n: blend, GREEDY, n=200)
+    costs = CostTable(Costs({"model": 0.9}, {n: steep(n) for n in (2, 3)}, 1.0))
+    rounds = machine.generate(CostAwareSchedule(8, Learned(costs)), lambda n: blend, GREEDY, n=200)
     assert sum(r.n_draft for r in rounds) <= 3
 
 
 def test_v_is_measured_or_between_neighbours() -> None:
-    costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
-    assert CostTable(0.1, {}, {3: 8.0}).v(3) == 3  # no batch costs more than its rows one by one
+    costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
+    assert (
+        CostTable(Costs({}, {3: 8.0}, 0.1)).v(3) == 3
+    )  # no batch costs more than its rows one by one
     assert [costs.v(n) for n in (1, 3, 5)] == pytest.approx([1, 1.4, 3])
     assert costs.v(2) == pytest.approx(1.2)
     assert costs.v(4) == pytest.approx(2.2)
     assert costs.v(7) == pytest.approx(3.4)  # a hopeful guess, to get it tried
     assert costs.v(9) == float("inf")  # not before 8 was
     assert costs.c("model") == pytest.approx(0.2)
-    assert CostTable(*costs.medians()).medians() == costs.medians()
+    assert CostTable(costs.medians()).medians() == costs.medians()
 
 
 def test_a_draft_among_others_is_the_measure() -> None:
@@ -262,7 +267,7 @@ def _with(r: Round, confidence: float, n_accepted: int) -> Round:
 def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "x.json"
     assert not machine.load_costs(path).complete
-    costs = CostTable(0.1, {"model": 0.2}, {3: 1.4, 5: 3.0})
+    costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
     machine.save_costs(path, costs)
     assert machine.load_costs(path).medians() == costs.medians()
     for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
@@ -294,18 +299,18 @@ class TestOwnCells:
 
     def test_a_pair_that_is_known_not_to_pay_reads_nothing(self) -> None:
         machine = Machine(steep, 0.9, read=0.15)
-        costs = CostTable(1.0, {"model": 0.9}, {n: steep(n) for n in (2, 3)})
+        costs = CostTable(Costs({"model": 0.9}, {n: steep(n) for n in (2, 3)}, 1.0))
         rounds = machine.generate(
-            CostAwareSchedule(8, costs), lambda n: 0.9, GREEDY, n=600, prompt=self.prompt
+            CostAwareSchedule(8, Learned(costs)), lambda n: 0.9, GREEDY, n=600, prompt=self.prompt
         )
         assert worst_window(rounds) < 1.03
         assert all(r.draft.n_caught_up < 50 for r in rounds)
 
     def test_a_pair_that_pays_wins_the_reading_back(self) -> None:
         machine = Machine(flat, 0.1, read=0.15)
-        costs = CostTable(1.0, {"model": 0.1}, {n: flat(n) for n in (2, 3, 5)})
+        costs = CostTable(Costs({"model": 0.1}, {n: flat(n) for n in (2, 3, 5)}, 1.0))
         rounds = machine.generate(
-            CostAwareSchedule(8, costs), lambda n: 0.1, GREEDY, n=600, prompt=self.prompt
+            CostAwareSchedule(8, Learned(costs)), lambda n: 0.1, GREEDY, n=600, prompt=self.prompt
         )
         assert speed(rounds) > 1.5
 
@@ -314,11 +319,11 @@ class TestOwnCells:
 def test_short_texts_lose_little(name: str) -> None:
     """Ten texts of 40 tokens, from nothing known: together and each."""
     machine, blend = CASES[name]
-    costs, acceptance, loss = CostTable(), AcceptanceTable(), RecentLoss()
+    learned = Learned()
     total = 0.0
     for _ in range(10):
-        acceptance.start_text()
-        schedule = CostAwareSchedule(8, costs, acceptance, loss)
+        learned.start_text()
+        schedule = CostAwareSchedule(8, learned)
         rounds = machine.generate(schedule, lambda n: blend, GREEDY, n=40)
         total += spent(rounds)
         assert spent(rounds) < 1.1 * 39
@@ -326,8 +331,10 @@ def test_short_texts_lose_little(name: str) -> None:
 
 
 def test_one_disturbed_measurement_is_not_forever() -> None:
-    costs = CostTable(1.0, {"model": 6.0}, {3: 1.04})
-    rounds = Machine(flat, 0.1).generate(CostAwareSchedule(8, costs), lambda n: 0.1, GREEDY, n=1500)
+    costs = CostTable(Costs({"model": 6.0}, {3: 1.04}, 1.0))
+    rounds = Machine(flat, 0.1).generate(
+        CostAwareSchedule(8, Learned(costs)), lambda n: 0.1, GREEDY, n=1500
+    )
     assert speed([r for r in rounds if r.n_context > 700]) > 2
 
 
@@ -337,7 +344,9 @@ def test_what_the_first_decode_of_a_width_sets_up_over_a_link_is_not_its_cost() 
     speeds, alone = [], []
     for over_a_link in (True, False):
         costs = CostTable(over_a_link=over_a_link)
-        rounds = machine.generate(CostAwareSchedule(8, costs), lambda n: 0.05, GREEDY, n=300)
+        rounds = machine.generate(
+            CostAwareSchedule(8, Learned(costs)), lambda n: 0.05, GREEDY, n=300
+        )
         speeds.append(speed(rounds))
         alone.append(summarize(rounds, costs=costs).target_tokens_per_second)
     assert speeds[0] > 1.5
@@ -351,8 +360,6 @@ def test_a_draft_that_never_offers_anything_costs_little(p_min: float) -> None:
     """With p_min 1 no token is offered; with rows of NaN every round is dropped."""
     machine = Machine(flat, 0.4)
     blend = 0.5 if p_min else float("nan")
-    rounds = machine.generate(
-        CostAwareSchedule(8, CostTable(), p_min=p_min), lambda n: blend, GREEDY
-    )
+    rounds = machine.generate(CostAwareSchedule(8, p_min=p_min), lambda n: blend, GREEDY)
     assert len(tokens_of(rounds)) == 600
     assert worst_window(rounds) < 1.04

@@ -13,8 +13,8 @@ import pytest
 from ladder import REFERENCE, rung
 
 from qdraft.decoding.intervals import Ratio
-from qdraft.decoding.policy.costs import CostTable
-from qdraft.decoding.policy.model import expected_tokens
+from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.model import Costs, expected_tokens, interpolate_v
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, UsageError
 from qdraft.llama.params import EngineParams
@@ -29,7 +29,7 @@ from qdraft.study.bench import Sample, Written, by_place
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import run_job
 from qdraft.study.compare import ComparisonSpec
-from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain, v_at
+from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain
 from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
 from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
@@ -50,7 +50,7 @@ def sample(
     return replace(base, **kw)
 
 
-COSTS = (0.1, {"model": 0.4}, {2: 1.1, 3: 1.3})
+COSTS = Costs({"model": 0.4}, {2: 1.1, 3: 1.3}, 0.1)
 
 
 class TestBench:
@@ -246,7 +246,7 @@ class TestInterrupts:
     def test_a_bench(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Opened:
             target_engine = FakeSequence(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
-            costs = CostTable(0.1, {"model": 0.4}, {2: 1.1})
+            costs = CostTable(Costs({"model": 0.4}, {2: 1.1}, 0.1))
 
         def interrupted(*args: object, **kwargs: object) -> Iterator[Sample]:
             yield sample()
@@ -312,7 +312,7 @@ class TestExplain:
         k = found.n_draft
         assert k is not None
         assert found.speedup == pytest.approx(
-            expected_tokens(0.95, k) / (k * 0.3 + v_at(FIGURES.v, k + 1))
+            expected_tokens(0.95, k) / (k * 0.3 + interpolate_v(FIGURES.v, k + 1))
         )
         assert f"{expected_tokens(0.95, k):.2f} tokens / ({k} x 0.30 + " in found.words
 
@@ -322,10 +322,10 @@ class TestExplain:
         assert alpha_at(FIGURES.alpha, None) == pytest.approx(0.85)
 
     def test_v_between_and_beyond(self) -> None:
-        assert v_at({2: 1.1, 5: 1.4}, 3) == pytest.approx(1.2)
-        assert v_at({2: 1.1, 5: 1.4}, 8) == pytest.approx(1.7)
-        assert v_at({}, 4) == 4
-        assert v_at({}, 1) == 1
+        assert interpolate_v({2: 1.1, 5: 1.4}, 3) == pytest.approx(1.2)
+        assert interpolate_v({2: 1.1, 5: 1.4}, 8) == pytest.approx(1.7)
+        assert interpolate_v({}, 4) == 4
+        assert interpolate_v({}, 1) == 1
 
     def test_no_acceptance_rate_would_do(self) -> None:
         """If drafting does not pay, the finding says what would have to change.

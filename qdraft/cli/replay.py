@@ -14,12 +14,13 @@ from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import parse_costs
 from qdraft.cli.show_study import StudyView, show_study
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.render import tune as render
 from qdraft.render.progress import ProgressBars
 from qdraft.study.recording import Recording, load
-from qdraft.study.replay import Costs, synthetic
+from qdraft.study.replay import synthetic
 from qdraft.study.tune import costs_of, replay_ways, ways
 
 _PANEL = "What if"
@@ -66,8 +67,9 @@ class CostOptions(Group):
         """Return the recorded costs, with those that were given. Raises UsageError."""
         if recorded is None and (self.c is None or not self.v):
             raise UsageError("--alpha needs --c and --v")
-        c = self.c if self.c is not None else recorded.c if recorded else 0.0
-        return Costs(c, parse_costs(self.v) if self.v else recorded.v if recorded else {})
+        c = self.c if self.c is not None else recorded.c["model"] if recorded else 0.0
+        v = parse_costs(self.v) if self.v else recorded.v if recorded else {}
+        return Costs({"model": c}, v)
 
 
 @takes_options

@@ -98,7 +98,7 @@ class Decoding:
         # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The prompt's
         # own round has k = 0, so that the first token need not wait for the draft to read it.
         started = self.clock()
-        gate = self.schedule.plan(room - 1 if index else 0)
+        gate = self.schedule.gate(room - 1 if index else 0)
         draft = self.drafter.draft(tokens, gate, sampler, rng)
 
         # Verify: one decode of k + 1 rows gives p_1 .. p_(k+1).

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from qdraft.decoding.policy.costs import N_READ_FREE, CostTable
+from qdraft.decoding.policy.constants import CONSTANTS
+from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.model import break_even_alpha, expected_tokens
 from qdraft.decoding.records import Round
 
@@ -105,9 +106,9 @@ def summarize(
     c = _c([r for r in later if source in (None, r.source)], one)
     v = {} if c is None else _v(timed, one)
     if costs:
-        _, known_c, known_v = costs.medians()
-        c = known_c.get(source) if c is None and source else c
-        v = dict(sorted({**known_v, **v}.items()))
+        known = costs.medians()
+        c = known.c.get(source) if c is None and source else c
+        v = dict(sorted({**known.v, **v}.items()))
     gain = settled / alone if settled and alone and drafted else None
     return Summary(
         n_prompt=sum(r.n_prompt for r in rounds),
@@ -158,7 +159,7 @@ def _c(rounds: Sequence[Round], one: float) -> float | None:
     rows = [
         r.times.draft_s / r.draft.n_rows
         for r in rounds
-        if r.draft.n_rows and r.draft.n_caught_up <= N_READ_FREE
+        if r.draft.n_rows and r.draft.n_caught_up <= CONSTANTS.n_read_free
     ]
     return median(rows) / one if one and rows else None
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from qdraft.decoding.policy.model import speedup
+from qdraft.decoding.policy.model import Costs, speedup
 from qdraft.render.tables import Entry, Sheet
 from qdraft.study.chart_data import Chart, LineChart, costs_chart, line_of, places_chart
-from qdraft.study.explain import v_at
-from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting
 from qdraft.study.tune import Tried
 
@@ -37,6 +35,7 @@ def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
         if one.params.draft_policy == "fixed" and one.params.verification == "block"
     ]
     out: list[Chart] = []
+    c = costs.c["model"]
     if len(fixed) > 1:
         lengths = [(one.params.n_draft or 0, one) for one in fixed]
         lines = [
@@ -44,7 +43,7 @@ def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
             line_of(
                 "by the formula at that alpha",
                 [
-                    (n, speedup(one.replayed.alpha or 0.0, n, costs.c, v_at(costs.v, n + 1)))
+                    (n, speedup(one.replayed.alpha or 0.0, n, c, costs.v_at(n + 1)))
                     for n, one in lengths
                 ],
             ),
@@ -56,14 +55,14 @@ def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
         out.append(places_chart(longest.replayed.alpha_at))
     best = max(fixed, key=lambda one: one.replayed.speedup, default=None)
     chosen = best.params.n_draft if best and best.replayed.speedup > 1 else None
-    return [*out, costs_chart(dict(costs.v), costs.c, chosen)]
+    return [*out, costs_chart(dict(costs.v), c, chosen)]
 
 
 def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[str, Any]:
     """The JSON object."""
     return {
         **about,
-        "costs": {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}},
+        "costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}},
         "ways": [{"name": one.name, **asdict(one)} for one in tried],
     }
 

@@ -76,7 +76,7 @@ class Generation:
         """The figures so far."""
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
         drafts = self._params.drafter == "ngram" or self._pair.draft_engine is not None
-        costs = self._pair.costs if auto and drafts else None
+        costs = self._pair.learned.costs if auto and drafts else None
         source = "ngram" if self._params.drafter == "ngram" else "model"
         return summarize(self.rounds, self._ttft_s, costs, source)
 
@@ -103,7 +103,7 @@ class Generation:
             try:
                 n_most = self._n_most()
                 if n_most:
-                    pair.acceptance.start_text()
+                    pair.learned.start_text()
                 for engine in (pair.target_engine, pair.draft_engine):
                     if engine:
                         engine.truncate(0)  # this text starts from empty caches
@@ -112,7 +112,7 @@ class Generation:
                     pair.drafter(params, n_most),
                     self.prompt,
                     self._sampler,
-                    schedule_for(params, n_most, pair.costs, pair.acceptance, pair.loss),
+                    schedule_for(params, n_most, pair.learned),
                     self._rng,
                     time.perf_counter,
                     reader,

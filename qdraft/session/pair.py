@@ -15,7 +15,7 @@ from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
-from qdraft.decoding.policy.costs import AcceptanceTable, RecentLoss
+from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.gguf.facts import require_model
@@ -102,13 +102,11 @@ class Pair:
             )
             self.placed = [context.placed for context in self.contexts]  # the target first
             over_a_link = bool(self.placed[0].remote)
-            self.costs = machine.load_costs(self._costs_path, over_a_link=over_a_link)
-            self.acceptance = AcceptanceTable()
-            self.loss = RecentLoss()
+            self.learned = Learned(machine.load_costs(self._costs_path, over_a_link=over_a_link))
             # Threads matter where the CPU computes, and a link has delays of its own.
             on_cpu = self.placed[0].n_offloaded < len(self.placed[0].layers)
             watched = on_cpu and not over_a_link
-            self._contention = Contention(self.costs.target_s) if watched else None
+            self._contention = Contention(self.learned.costs.target_s) if watched else None
         except BaseException:
             self.close()
             raise
@@ -164,7 +162,7 @@ class Pair:
     def keep_costs(self) -> None:
         """Keep what the rounds so far have shown of the costs, for the next run."""
         if self._costs_path:
-            machine.save_costs(self._costs_path, self.costs)
+            machine.save_costs(self._costs_path, self.learned.costs)
 
     def watch(self, round: Round) -> None:
         """Halve the threads where others want the processor too: see ``session.contention``."""

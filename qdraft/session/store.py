@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.decoding.engine import TokenSequence
-from qdraft.decoding.policy.costs import ENOUGH, CostTable
+from qdraft.decoding.policy.constants import CONSTANTS
+from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.model import Costs
 from qdraft.host import cpu_id, cpu_name, default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.native import build_id, library_version
@@ -70,14 +72,14 @@ def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
         return CostTable(over_a_link=over_a_link)
     if min([target_s, *c.values(), *v.values()]) <= 0:
         return CostTable(over_a_link=over_a_link)
-    return CostTable(target_s, c, v, over_a_link=over_a_link)
+    return CostTable(Costs(c, v, target_s), over_a_link=over_a_link)
 
 
 def save_costs(path: Path, costs: CostTable) -> None:
     """Store the medians. If they cannot be written, the next run measures again."""
-    target_s, c, v = costs.medians(ENOUGH)
-    if target_s is not None:
-        _save(path, {"target_s": target_s, "c": c, "v": v})
+    known = costs.medians(CONSTANTS.n_to_keep)
+    if known.target_s is not None:
+        _save(path, {"target_s": known.target_s, "c": known.c, "v": known.v})
 
 
 def find_bit_identity(target: TokenSequence, facts: str, n_most: int) -> BitIdentity:

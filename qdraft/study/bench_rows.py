@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import median
 
 from qdraft.decoding.intervals import Ratio, TimedText, speed, speed_ratio
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.summary import CIRCLES, NOISY
 from qdraft.study.bench import Sample, Written
 
@@ -61,22 +62,21 @@ class Bench:
 
 def fold(
     samples: Sequence[Sample],
-    costs: tuple[float | None, dict[str, float], dict[int, float]],
+    costs: Costs,
     *,
     complete: bool = True,
 ) -> Bench:
     """Samples, in any order and at least one, as rows with intervals, and a conclusion in words."""
     total = _row(samples)
     doubts = _doubts(samples)
-    target_s, c, v = costs
     return Bench(
         rows=_rows(samples, lambda s: (s.kind, s.temperature)),
         by_kind=_rows(samples, lambda s: (s.kind, None)),
         by_temperature=_rows(samples, lambda s: (None, s.temperature)),
         total=total,
-        target_s=target_s,
-        c=c,
-        v=v,
+        target_s=costs.target_s,
+        c=dict(costs.c),
+        v=dict(costs.v),
         doubts=doubts,
         conclusion=_conclude(total, noisy=any("machine" in doubt for doubt in doubts)),
         complete=complete,

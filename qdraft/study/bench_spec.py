@@ -64,7 +64,7 @@ class BenchSpec:
             complete = False
             if not samples:
                 raise
-        return fold(samples, pair.costs.medians(), complete=complete)
+        return fold(samples, pair.learned.costs.medians(), complete=complete)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for a report."""

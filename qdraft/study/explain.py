@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdraft.decoding.policy.model import best_n_draft, break_even_alpha, expected_tokens
+from qdraft.decoding.policy.model import (
+    best_n_draft,
+    break_even_alpha,
+    expected_tokens,
+    interpolate_v,
+)
 
 MOST = 16  # tokens of a draft that are looked at
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models
@@ -84,21 +89,6 @@ def alpha_at(known: Mapping[float, float], temperature: float | None) -> float:
     return known[below] + share * (known[above] - known[below])
 
 
-def v_at(v: Mapping[int, float], n: float) -> float:
-    """v between and beyond its widths: on the line through the neighbours, or the last two."""
-    known = {1: 1.0, **v}
-    widths = sorted(known)
-    low = max((w for w in widths if w <= n), default=1)
-    high = min((w for w in widths if w >= n), default=None)
-    if high is None:
-        low, high = (widths[-2], widths[-1]) if widths[1:] else (1, 2)
-        known.setdefault(high, float(high))
-    if high == low:
-        return known[low]
-    slope = (known[high] - known[low]) / (high - low)
-    return known[low] + (n - low) * max(0.0, slope)
-
-
 def best_length(
     alpha: float, c: float, v: Mapping[int, float], n_rows: int = 1
 ) -> tuple[int, float]:
@@ -106,8 +96,8 @@ def best_length(
 
     With ``n_rows`` texts decoded together, times are those of all of them.
     """
-    one = v_at(v, n_rows)
-    costs = {k + 1: v_at(v, n_rows * (k + 1)) / one for k in range(1, MOST + 1)}
+    one = interpolate_v(v, n_rows)
+    costs = {k + 1: interpolate_v(v, n_rows * (k + 1)) / one for k in range(1, MOST + 1)}
     return best_n_draft(alpha, c, costs)
 
 
@@ -120,24 +110,24 @@ def _as_it_is(figures: Figures, alpha: float, temperature: float | None) -> Find
     k, speed = best_length(alpha, figures.c, figures.v)
     at = "" if temperature is None else f" at temperature {temperature:g}"
     if k:
-        told = _formula(alpha, figures.c, v_at(figures.v, k + 1), k)
+        told = _formula(alpha, figures.c, interpolate_v(figures.v, k + 1), k)
         return Finding("pair", speed, k, f"pays{at}: alpha {alpha:.2f} gives {told}")
     needed = {
         n: a for n in range(1, MOST + 1)
-        if (a := break_even_alpha(n, figures.c, v_at(figures.v, n + 1))) is not None
+        if (a := break_even_alpha(n, figures.c, interpolate_v(figures.v, n + 1))) is not None
     }  # fmt: skip
     if not needed:
         return Finding(
             "pair", 1.0, 0,
             f"does not pay{at}: even if every token were accepted, "
-            f"{_formula(1.0, figures.c, v_at(figures.v, 2), 1)}; it takes a cheaper draft or a "
-            "bigger target",
+            f"{_formula(1.0, figures.c, interpolate_v(figures.v, 2), 1)}; it takes a cheaper "
+            "draft or a bigger target",
         )  # fmt: skip
     n = min(needed, key=lambda n: needed[n])
     return Finding(
         "pair", 1.0, 0,
         f"does not pay{at}: alpha is {alpha:.2f}, and {n} a round need {needed[n]:.2f}: "
-        f"{_formula(alpha, figures.c, v_at(figures.v, n + 1), n)}",
+        f"{_formula(alpha, figures.c, interpolate_v(figures.v, n + 1), n)}",
     )  # fmt: skip
 
 
@@ -175,11 +165,11 @@ def _users(figures: Figures, alpha: float, n_users: int) -> Finding:
     widest = max([1, *figures.v])
     rows = n_users * ((k or 1) + 1)
     beyond = f" (v beyond {widest} rows is extrapolated)" if rows > widest else ""
-    one, many = v_at(figures.v, n_users), v_at(figures.v, rows)
+    one, many = interpolate_v(figures.v, n_users), interpolate_v(figures.v, rows)
     told = (
         f"{n_users} texts at once: {n_users} rows a decode without a draft and {rows} with one, "
         f"v({n_users}) {one:.2f} and v({rows}) {many:.2f}, a step of {many / one:.2f} instead of "
-        f"{v_at(figures.v, (k or 1) + 1):.2f}{beyond}"
+        f"{interpolate_v(figures.v, (k or 1) + 1):.2f}{beyond}"
     )
     return Finding(f"{n_users} users", speed, k, told)
 
@@ -189,7 +179,7 @@ def _experts(figures: Figures, alpha: float, experts: tuple[int, int]) -> Findin
     used, of = experts
 
     def v(n: int) -> float:
-        return max(v_at(figures.v, n), (1 - (1 - used / of) ** n) * of / used)
+        return max(interpolate_v(figures.v, n), (1 - (1 - used / of) ** n) * of / used)
 
     table = {n: v(n) for n in range(2, MOST + 2)}
     k, speed = best_length(alpha, figures.c, table)

@@ -159,7 +159,7 @@ def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResul
                 progress=progress,
             )
         )
-        live = fold(samples, pair.costs.medians())
+        live = fold(samples, pair.learned.costs.medians())
         return RungResult(
             quality=alone.quality,
             prompt_per_second=alone.prompt_per_second,

@@ -8,7 +8,7 @@ that of a table of costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,24 +17,17 @@ from numpy.typing import NDArray
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.engine import n_common
 from qdraft.decoding.loop import Decoding
-from qdraft.decoding.policy.costs import AcceptanceTable, CostTable, RecentLoss
+from qdraft.decoding.policy.constants import CONSTANTS, PolicyConstants
+from qdraft.decoding.policy.learned import Learned
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.errors import UsageError
 from qdraft.study.bench import by_place
-from qdraft.study.explain import v_at
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """c, and v by number of rows, in target tokens."""
-
-    c: float
-    v: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +106,7 @@ class _Target(_Recorded):
         self._rows, self._costs = rows, costs
 
     def cost(self, n_rows: int) -> float:
-        return v_at(self._costs.v, n_rows)
+        return self._costs.v_at(n_rows)
 
     def row(self, place: int) -> Rows:
         row: Rows = self._rows[place]
@@ -138,7 +131,7 @@ class _Draft(_Recorded):
         self.base = 0
 
     def cost(self, n_rows: int) -> float:
-        return self._costs.c
+        return self._costs.c["model"]
 
     def row(self, place: int) -> Rows:
         row: Rows = self._own[place]
@@ -166,24 +159,25 @@ def replay(
     *,
     share_kv: bool = True,
     repeats: int = 1,
+    constants: PolicyConstants = CONSTANTS,
 ) -> Replayed:
     """Draft through the texts that were recorded nearest to ``sampling``'s temperature.
 
     Each text is replayed ``repeats`` times, beginning a place later each time and with other
-    random numbers: where rounds happen to start matters. Raises UsageError for what a record
-    cannot tell: penalties, n-grams, temperatures above 1.5.
+    random numbers: where rounds happen to start matters. ``constants`` are those of the draft
+    policy. Raises UsageError for what a record cannot tell: penalties, n-grams, temperatures
+    above 1.5.
     """
     _require(recording, sampling, params, share_kv)
     wanted = min(recording.temperatures, key=lambda t: abs(t - sampling.temperature))
     rounds: list[Round] = []
-    table = CostTable(1.0, {"model": costs.c}, dict(costs.v))
-    acceptance, loss = AcceptanceTable(), RecentLoss()
+    learned = Learned.with_constants(constants, replace(costs, target_s=1.0))
     for repeat in range(repeats):
         for place, text in enumerate(t for t in recording.texts if t.temperature == wanted):
-            acceptance.start_text()
+            learned.start_text()
             rng = SeededRng(1000 * repeat + place)
             rounds += _replay_text(
-                _from(text, repeat), costs, sampling, params, share_kv, table, acceptance, loss, rng
+                _from(text, repeat), costs, sampling, params, share_kv, learned, rng
             )
     return _folded(rounds)
 
@@ -222,9 +216,7 @@ def _replay_text(
     sampling: SamplingParams,
     params: DecodeParams,
     share_kv: bool,
-    table: CostTable,
-    acceptance: AcceptanceTable,
-    loss: RecentLoss,
+    learned: Learned,
     rng: SeededRng,
 ) -> list[Round]:
     clock = _Clock()
@@ -247,7 +239,7 @@ def _replay_text(
         Decoding(
             target, ModelDrafter(draft, target.vocab.n_tokens, courier), [0] * first,
             Sampler(sampling, target.vocab.n_tokens),
-            schedule_for(params, params.most_drafted, table, acceptance, loss),
+            schedule_for(params, params.most_drafted, learned),
             rng, clock, verification=params.verification,
         )
     )  # fmt: skip

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.progress import Progress
@@ -19,7 +20,7 @@ from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import WARM_UP, Task
 from qdraft.study.recording import Recording, record
-from qdraft.study.replay import Costs, Replayed, replay
+from qdraft.study.replay import Replayed, replay
 from qdraft.study.settings import Setting
 
 _LENGTHS = range(1, 9)
@@ -93,7 +94,7 @@ def record_pair(
     if not texts:
         raise UsageError("the target's texts are too short to record", hint="another target, or -n")
     costs = live_costs(pair, replace(sampling, temperature=temperatures[-1]), progress)
-    told = {"c": costs.c, "v": {str(n): x for n, x in costs.v.items()}}
+    told = {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}}
     return Recording({**about, "costs": told}, tuple(texts))
 
 
@@ -123,7 +124,8 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
     if not one or not rows or not v:
         raise UsageError("the target's texts are too short to measure what a draft costs")
     alone = median(one)
-    return Costs(median(rows) / alone, {n: median(x) / alone for n, x in sorted(v.items())})
+    ratios = {n: median(times) / alone for n, times in sorted(v.items())}
+    return Costs({"model": median(rows) / alone}, ratios)
 
 
 def costs_of(recording: Recording) -> Costs | None:
@@ -131,7 +133,7 @@ def costs_of(recording: Recording) -> Costs | None:
     told = recording.about.get("costs")
     if not told:
         return None
-    return Costs(float(told["c"]), {int(n): float(x) for n, x in told["v"].items()})
+    return Costs({"model": float(told["c"])}, {int(n): float(x) for n, x in told["v"].items()})
 
 
 def replay_ways(
@@ -175,7 +177,7 @@ def confirm(
                 pair, tasks, [sampling.temperature], sampling=sampling, params=params, progress=step
             )
         )
-        total = fold(samples, pair.costs.medians()).total
+        total = fold(samples, pair.learned.costs.medians()).total
         yield replace(one, live=total.speedup, live_alpha=total.alpha)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import SamplingParams
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
@@ -18,7 +19,6 @@ from qdraft.session.pair import Pair
 from qdraft.study.about import describe_pair
 from qdraft.study.prompts import KINDS, Task, built_in
 from qdraft.study.recording import Recording, save
-from qdraft.study.replay import Costs
 from qdraft.study.settings import Setting, choose_setting, try_settings
 from qdraft.study.tune import (
     Tried,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Offers, Verified
-from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler, point_mass

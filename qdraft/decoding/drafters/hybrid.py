@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdraft.decoding.drafters.protocol import Drafter, SourceDrafter, Verified
-from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler

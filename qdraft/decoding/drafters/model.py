@@ -10,7 +10,7 @@ import numpy as np
 
 from qdraft.decoding.drafters.protocol import Offers, Verified
 from qdraft.decoding.engine import TokenSequence
-from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Row, Sampler

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qdraft.decoding.policy.schedule import Gate
+from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Distribution, Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler

@@ -1,1 +1,1 @@
-"""How many tokens to draft, and the costs that this follows from."""
+"""The draft policy: how many tokens to draft, and the costs that decide it."""

@@ -1,0 +1,43 @@
+"""What the draft policy has learned of a pair: costs, acceptance and losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qdraft.decoding.policy.acceptance_table import AcceptanceTable
+from qdraft.decoding.policy.constants import PolicyConstants
+from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.loss_budget import LossBudget
+from qdraft.decoding.policy.model import Costs
+from qdraft.decoding.records import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The tables of one pair. They go on from text to text and learn from every round."""
+
+    costs: CostTable = field(default_factory=CostTable)
+    acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
+    loss: LossBudget = field(default_factory=LossBudget)
+
+    @classmethod
+    def with_constants(cls, constants: PolicyConstants, kept: Costs | None = None) -> Learned:
+        """Empty tables, but for ``kept`` costs, under other constants than the default ones."""
+        return cls(
+            CostTable(kept, constants=constants), AcceptanceTable(constants), LossBudget(constants)
+        )
+
+    @property
+    def constants(self) -> PolicyConstants:
+        """The constants that the tables were made with; a schedule takes the same."""
+        return self.costs.constants
+
+    def start_text(self) -> None:
+        """Another text begins, which may be of another kind."""
+        self.acceptance.start_text()
+
+    def add(self, round: Round) -> None:
+        """Learn from a round after the prompt's."""
+        cost = self.costs.add(round)
+        self.acceptance.add(round)
+        self.loss.add(round, cost)

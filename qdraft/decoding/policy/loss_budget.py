@@ -1,0 +1,98 @@
+"""What drafting may lose, and how fast the text comes lately."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+
+from qdraft.decoding.policy.constants import CONSTANTS, PolicyConstants
+from qdraft.decoding.policy.cost_table import RoundCost, RoundKind
+from qdraft.decoding.records import Round
+
+
+class LossBudget:
+    """Bounds what drafting may cost, in target tokens. Above the limit nothing is drafted.
+
+    The bound. Let D be ``debt``, L the limit, m = ``max_loss`` and N = ``n_window``. A drafted
+    round that took ``spent`` target tokens for its n tokens adds spent - n to D. A plain round of
+    n tokens takes n target tokens and lowers D by m n, but not below 0. L starts at
+    ``first_limit`` and grows by m a token to N m. Over any N tokens the target alone takes N, and
+
+        time beyond N = sum of (spent - n) over the drafted rounds
+                      = D(end) - D(start) + what plain rounds paid back + what was forgiven.
+
+    If drafting never gains, D(start) is 0 or more. Plain rounds pay back at most N m. A round
+    drafts only while D < L <= N m, so D(end) <= N m if the last drafted round stays within L.
+    Then N tokens take at most 2 m longer than the target alone: 1.6 %.
+
+    The exceptions to that bound:
+
+    - A round may end beyond L. ``CostGate`` drafts only if D + half of what a fully rejected draft
+      costs is below L. D counts at most ``most_over`` beyond L (0.5 % of N) and what is more is
+      forgiven, or one long rejected draft would stop drafting for good.
+    - Gains make D negative, to -``most_saved`` at the least, and may be lost again (2.5 % of N).
+      Without them two unlucky rounds would stop a draft that pays.
+    - D starts once the time of one target token is known. It leaves out what a drafter first had
+      to read of the text, and the first decode of each width over a link (``CostTable.add``).
+    """
+
+    def __init__(self, constants: PolicyConstants = CONSTANTS) -> None:
+        self._constants = constants
+        self._limit = constants.first_limit
+        self._recent = self._new_rounds()
+        self._of_source: dict[str, deque[tuple[int, float]]] = {}
+        self._last_round: dict[str, int] = {}
+        self._n_rounds = 0
+        self.debt = 0.0
+
+    def _new_rounds(self) -> deque[tuple[int, float]]:
+        """Tokens and time of the last rounds."""
+        return deque(maxlen=self._constants.n_speed_rounds)
+
+    def add(self, round: Round, cost: RoundCost) -> None:
+        """Take in a round, with its cost from ``CostTable.add``."""
+        if cost.kind in (RoundKind.SETUP, RoundKind.UNPRICED):
+            return
+        rules, n = self._constants, round.n_emitted
+        self._limit = min(self._limit + rules.max_loss * n, rules.max_loss * rules.n_window)
+        self._recent.append((n, cost.spent))
+        self._n_rounds += 1
+        if cost.kind is RoundKind.PLAIN:
+            self.debt = max(min(0.0, self.debt), self.debt - rules.max_loss * n)
+            return
+        debt = self.debt + cost.spent - n
+        self.debt = min(max(-rules.most_saved, debt), self._limit + rules.most_over)
+        self._of_source.setdefault(round.source, self._new_rounds()).append((n, cost.spent))
+        self._last_round[round.source] = self._n_rounds
+
+    @property
+    def exhausted(self) -> bool:
+        """True if nothing more may be lost."""
+        return self.debt >= self._limit
+
+    @property
+    def speed(self) -> float:
+        """Tokens per target-token time over the last rounds; 1 before there are any."""
+        return _speed(self._recent) if self._recent else 1.0
+
+    def speed_of(self, source: str) -> float:
+        """The same over the last rounds of one source; infinite if little is known of it."""
+        rounds = self._of_source.get(source, ())
+        n_since = self._n_rounds - self._last_round.get(source, 0)
+        if n_since > self._constants.n_stale or len(rounds) < self._constants.n_tried:
+            return math.inf
+        return _speed(rounds)
+
+    @property
+    def leeway(self) -> float:
+        """Share of the limit that is left, 0 to 1: what may be risked to find out more."""
+        return min(1.0, max(0.0, 1 - self.debt / self._limit))
+
+    def affords(self, loss: float) -> bool:
+        """True if losing this many target tokens stays within the limit."""
+        return self.debt + loss < self._limit
+
+
+def _speed(rounds: Collection[tuple[int, float]]) -> float:
+    return sum(n for n, _ in rounds) / sum(time for _, time in rounds)
