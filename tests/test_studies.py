@@ -14,6 +14,7 @@ from ladder import REFERENCE, rung
 
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs, expected_tokens, interpolate_v
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, UsageError
@@ -143,7 +144,7 @@ class TestWork:
     def test_our_own(self) -> None:
         assert [task.kind for task in built_in()] == list(KINDS)
         assert len(built_in(["code"], 2)) == 2
-        with pytest.raises(UsageError, match="unknown kind of work dance"):
+        with pytest.raises(UsageError, match="unknown kind of task dance"):
             built_in(["dance"])
 
     def test_jsonl_and_spec_bench(self, tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ class TestInterrupts:
     def test_a_bench(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Opened:
             target_engine = FakeSequence(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
-            costs = CostTable(Costs({"model": 0.4}, {2: 1.1}, 0.1))
+            learned = Learned(CostTable(Costs({"model": 0.4}, {2: 1.1}, 0.1)))
 
         def interrupted(*args: object, **kwargs: object) -> Iterator[Sample]:
             yield sample()

@@ -68,7 +68,7 @@ class TestBench:
         [
             (("--temp", "cold"), "--temp is cold"),
             (("-o", "xml"), "--output is xml"),
-            (("--kinds", "dance"), "unknown kind of work dance"),
+            (("--kinds", "dance"), "unknown kind of task dance"),
             (("--json", "-o", "csv"), "--json cannot be combined with --output csv"),
             (("--plot", "x.png", "--no-plot"), "--plot cannot be combined with --no-plot"),
             (("--plot", "/nowhere/x.png"), "is not a folder"),

@@ -1,7 +1,7 @@
 """The reference's log-probabilities on disk: two bytes each, read back block by block.
 
-As llama.cpp's perplexity tool keeps them: a row is cut 16 below its largest logit and what is left
-is divided into 65535 steps, so a log-probability is off by at most 1.3e-4.
+The format follows llama.cpp's perplexity tool: a row is cut 16 below its largest logit, and the
+rest is divided into 65535 steps, so a log-probability is off by at most 1.3e-4.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ class LogitsWriter:
     """Writes blocks of rows one after the other; ``close`` makes the file whole."""
 
     def __init__(self, out: BinaryIO, about: dict[str, Any]) -> None:
-        """``about`` is what the rows are of; a reader gets it back."""
+        """``about`` describes the rows; ``read_about`` returns it."""
         self._out = out
         self._blocks: list[tuple[int, int]] = []  # rows, and a checksum
         self._about = about
         out.write(_MAGIC)
 
     def write(self, logits: Rows) -> None:
-        """One block of rows of logits, shape [n, n_vocab]."""
+        """Write one block of rows of logits, shape [n, n_vocab]."""
         scale, low, steps = pack(logits)
         data = scale.tobytes() + low.tobytes() + steps.tobytes()
         self._out.write(data)
         self._blocks.append((len(logits), zlib.crc32(data)))
 
     def close(self) -> None:
-        told = json.dumps({"about": self._about, "blocks": self._blocks}).encode()
-        self._out.write(told)
-        self._out.write(len(told).to_bytes(8, "little"))
+        """Write the list of blocks, without which the file cannot be read."""
+        end = json.dumps({"about": self._about, "blocks": self._blocks}).encode()
+        self._out.write(end)
+        self._out.write(len(end).to_bytes(8, "little"))
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What a whole file is of. Raises UsageError where it is none."""
+    """What a whole file holds. Raises UsageError if it is not such a file."""
     about: dict[str, Any] = _read_end(path)["about"]
     return about
 
@@ -56,7 +57,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def read_blocks(path: Path, n_vocab: int) -> Iterator[Rows]:
     """Log-probabilities block by block, float32, shape [n, n_vocab].
 
-    Raises UsageError for a damaged file, at the latest at the block that is damaged.
+    Raises UsageError for a damaged file, at the damaged block at the latest.
     """
     blocks = _read_end(path)["blocks"]
     with path.open("rb") as file:
@@ -65,7 +66,7 @@ def read_blocks(path: Path, n_vocab: int) -> Iterator[Rows]:
             size = n * (8 + 2 * n_vocab)
             data = file.read(size)
             if len(data) != size or zlib.crc32(data) != checksum:
-                raise UsageError(f"{path} is damaged", hint="remove it, it is made again")
+                raise UsageError(f"{path} is damaged", hint="remove it; qdraft writes it again")
             scale = np.frombuffer(data, np.float32, n)
             low = np.frombuffer(data, np.float32, n, 4 * n)
             steps = np.frombuffer(data, np.uint16, n * n_vocab, 8 * n).reshape(n, n_vocab)
@@ -76,20 +77,22 @@ def _read_end(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ValueError("not such a file")
+                raise ValueError("another kind of file")
             file.seek(-8, 2)
             n = int.from_bytes(file.read(8), "little")
             file.seek(-8 - n, 2)
             end = json.loads(file.read(n))
             if not isinstance(end, dict) or not {"about", "blocks"} <= end.keys():
-                raise ValueError("no such end")
+                raise ValueError("another end")
             return end
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} holds no logits", hint="remove it, it is made again") from error
+        raise UsageError(
+            f"{path} holds no logits", hint="remove it; qdraft writes it again"
+        ) from error
 
 
 def pack(logits: Rows) -> tuple[Rows, Rows, NDArray[np.uint16]]:
-    """Step size and lowest log-probability of each row, and the number of steps above it."""
+    """Step size and lowest log-probability of each row, and each entry's steps above the lowest."""
     top = logits.max(axis=1, keepdims=True)
     low = np.maximum(logits.min(axis=1, keepdims=True), top - DEPTH)
     total = np.log(np.exp(logits - top, dtype=np.float32).sum(axis=1, keepdims=True, dtype=float))
@@ -103,7 +106,7 @@ def pack(logits: Rows) -> tuple[Rows, Rows, NDArray[np.uint16]]:
 
 
 def unpack(scale: Rows, low: Rows, steps: NDArray[np.uint16]) -> Rows:
-    """Log-probabilities, float32."""
+    """Log-probabilities from what ``pack`` returns, float32, shape [n, n_vocab]."""
     rows: Rows = steps.astype(np.float32)
     rows *= scale[:, None]
     rows += low[:, None]

@@ -97,7 +97,7 @@ def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
                 engine,
                 job.chunks,
                 keep=writer.write,
-                progress=lambda done, of: progress("scoring the reference", done, of),
+                progress=renamed(progress, "scoring the reference"),
             )
             writer.close()
         memory = _grown(before)
@@ -116,7 +116,7 @@ def measure_rung(job: RungJob, progress: Progress) -> RungResult:
             engine,
             job.chunks,
             base=read_blocks(job.store, n_vocab),
-            progress=lambda done, of: progress(f"scoring {job.rung.name}", done, of),
+            progress=renamed(progress, f"scoring {job.rung.name}"),
         )
         memory = _grown(before)
         prompt_s = prompt_seconds(engine, job.chunks[0], time.perf_counter)

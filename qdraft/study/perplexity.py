@@ -1,8 +1,8 @@
 """Perplexity, and what a quantization changes of the distribution, place by place.
 
-The figures of llama.cpp's perplexity tool under its names, computed the same way: the text is cut
-into chunks of the context's size, each begins with the token that begins a text, and the second
-half of each chunk is scored.
+The figures have the names of llama.cpp's perplexity tool and are computed in the same way: the text
+is cut into chunks of the context's size, each begins with the token that begins a text, and the
+second half of each chunk is scored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.intervals import Mean, mean_of
 from qdraft.errors import LogitsError, UsageError
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.study.logit_store import DEPTH, Rows, log_softmax
 
 Floats = NDArray[np.float64]
 
-_BLOCK = 1 << 23  # logits looked at together: 32 MiB in float32
+_BLOCK = 1 << 23  # logits of one block: 32 MiB in float32
 _MOST_ROWS = 128
 
 
@@ -38,8 +39,8 @@ class Divergence:
 
     ``kld`` is the mean of sum over x of p_base ln(p_base / p_Q), ``dp`` that of p_Q - p_base of the
     token that follows in the text, ``rms_dp`` the root of the mean of its square, ``same_top``
-    the share of places where both like the same token best. ``ln_ratio`` is the mean of
-    ln(PPL(Q) / PPL(base)), ``correlation`` that of ln PPL over the places.
+    the share of places where both have the same most likely token. ``ln_ratio`` is the mean of
+    ln(PPL(Q) / PPL(base)), ``correlation`` the correlation of ln PPL over the places.
     """
 
     n: int
@@ -58,45 +59,47 @@ class Divergence:
 
 
 def chunks_of(tokens: Sequence[int], n_ctx: int, n_most: int | None, bos: int) -> list[list[int]]:
-    """The text in chunks of ``n_ctx`` tokens, a rest left out; ``bos`` -1 where none is wanted.
+    """Cut a text into chunks of ``n_ctx`` tokens, without what is left over.
 
-    Raises UsageError for a text of less than one chunk.
+    ``bos`` replaces the first token of each chunk; -1 for a model without one. ``n_most`` None
+    returns all chunks. Raises UsageError if the text is shorter than one chunk.
     """
     whole = [list(tokens[i : i + n_ctx]) for i in range(0, len(tokens) - n_ctx + 1, n_ctx)]
     if not whole:
         raise UsageError(
             f"the text has {len(tokens)} tokens, but a chunk needs {n_ctx}",
-            hint="a longer text (--file), or a smaller context (-c)",
+            hint="give a longer text with --file, or a smaller chunk with --ctx-size",
         )
     return [[bos, *chunk[1:]] if bos >= 0 else chunk for chunk in whole[:n_most]]
 
 
 def rows_at_once(n_vocab: int) -> int:
-    """How many rows a block has: an engine has to give that many."""
+    """Rows of a block: the number that a context has to return at once."""
     return max(1, min(_MOST_ROWS, _BLOCK // n_vocab))
 
 
-def scored(engine: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
+def score_chunk(sequence: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
     """The scored places of a chunk in blocks: the tokens that follow, and rows of logits.
 
     The rows are borrowed until the next block. Raises LogitsError for a row that is not finite.
+    The sequence ends empty.
     """
     first = len(chunk) // 2
     last = len(chunk) - 1  # nothing follows the last token
-    size = rows_at_once(engine.vocab.n_tokens)
-    engine.truncate(0)
-    engine.eval(chunk[:first], 0)
+    size = rows_at_once(sequence.vocab.n_tokens)
+    sequence.truncate(0)
+    sequence.eval(chunk[:first], 0)
     for start in range(first, last, size):
         stop = min(start + size, last)
-        rows = engine.eval(chunk[start:stop], stop - start)
+        rows = sequence.eval(chunk[start:stop], stop - start)
         if not np.isfinite(rows.max(axis=1)).all():
             raise LogitsError(f"a row of logits is not finite, {start} tokens into a chunk")
         yield list(chunk[start + 1 : stop + 1]), rows
-    engine.truncate(0)
+    sequence.truncate(0)
 
 
 class Scores:
-    """Adds up places; ``add`` takes the base's log-probabilities beside the own logits."""
+    """The scores of places, added block by block."""
 
     def __init__(self) -> None:
         self._nll: list[Floats] = []
@@ -106,7 +109,10 @@ class Scores:
         self._same: list[NDArray[np.bool_]] = []
 
     def add(self, following: Sequence[int], logits: Rows, base: Rows | None = None) -> None:
-        """One block of places. ``base`` is None where only the perplexity is wanted."""
+        """Add a block of places: the tokens that follow, logits, the base's log-probabilities.
+
+        ``base`` None scores only the perplexity.
+        """
         own = log_softmax(logits)
         places = np.arange(len(following))
         chosen = own[places, following].astype(float)
@@ -117,7 +123,7 @@ class Scores:
         self._nll_base.append(-of_base)
         self._dp.append(np.exp(chosen) - np.exp(of_base))
         self._same.append(own.argmax(axis=1) == base.argmax(axis=1))
-        # What the store cut off counts for nothing, as in llama.cpp.
+        # What the store cut off counts as zero, as in llama.cpp.
         weights = np.where(base > -DEPTH, np.exp(base), 0.0)
         self._kld.append((weights * (base - own)).sum(axis=1, dtype=float))
 
@@ -155,23 +161,23 @@ def _exp(mean: Mean) -> Mean:
 
 
 def evaluate(
-    engine: TokenSequence,
+    sequence: TokenSequence,
     chunks: Sequence[Sequence[int]],
     *,
     base: Iterator[Rows] | None = None,
     keep: Callable[[Rows], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> Scores:
-    """Score all ``chunks``; ``base`` gives the base's rows block by block, ``keep`` takes own ones.
+    """Score all ``chunks``: alone, or against a base.
 
-    The base must have been written with the same chunks and the same vocabulary.
+    ``base`` gives the base's log-probabilities block by block, over the same chunks and the same
+    vocabulary. ``keep`` gets the rows of logits of each block. The sequence ends empty.
     """
     scores = Scores()
     for i, chunk in enumerate(chunks):
-        for following, rows in scored(engine, chunk):
+        for following, rows in score_chunk(sequence, chunk):
             scores.add(following, rows, None if base is None else next(base))
             if keep:
                 keep(rows)
-        if progress:
-            progress(i + 1, len(chunks))
+        progress("scoring", i + 1, len(chunks))
     return scores

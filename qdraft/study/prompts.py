@@ -1,4 +1,4 @@
-"""The kinds of work that a pair is measured on, and prompts for them: ours, or from a file."""
+"""The kinds of tasks that a pair is measured on, and prompts for them: ours, or from a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdraft.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt, and the kind of work that it is."""
+    """One prompt, and the kind of task that it is."""
 
     kind: str
     prompt: str
@@ -64,15 +64,17 @@ def built_in(kinds: Iterable[str] | None = None, n_each: int = 1) -> list[Task]:
     wanted = list(kinds) if kinds is not None else list(KINDS)
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown:
-        raise UsageError(f"unknown kind of work {unknown[0]}", hint=f"known: {', '.join(KINDS)}")
+        raise UsageError(
+            f"unknown kind of task {unknown[0]}", hint=f"the kinds are {', '.join(KINDS)}"
+        )
     return [Task(kind, prompt) for kind in wanted for prompt in KINDS[kind][:n_each]]
 
 
 def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:
-    """Tasks from a JSONL file: an object a line, with ``prompt`` and, if it is known, ``kind``.
+    """Tasks from a JSONL file: one object a line, with ``prompt`` and, if it is known, ``kind``.
 
-    Spec-Bench's question file is taken too (``category``, and the first of ``turns``). ``kinds``
-    keeps those only. Raises UsageError with the line where something is wrong.
+    Spec-Bench's question file works too (``category``, and the first of ``turns``). ``kinds``
+    keeps only the tasks of these kinds. Raises UsageError with the number of a line that is wrong.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -80,22 +82,26 @@ def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text") from error
-    found = [
-        _task(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()
+    tasks = [
+        _read_task(line, f"{path}, line {n}")
+        for n, line in enumerate(lines, start=1)
+        if line.strip()
     ]
     if kinds is not None:
-        present = {task.kind for task in found}
+        present = {task.kind for task in tasks}
         unknown = [kind for kind in kinds if kind not in present]
         if unknown:
             there = ", ".join(sorted(present))
-            raise UsageError(f"{path} has no prompt of kind {unknown[0]}", hint=f"it has: {there}")
-        found = [task for task in found if task.kind in kinds]
-    if not found:
+            raise UsageError(
+                f"{path} has no prompt of kind {unknown[0]}", hint=f"its kinds are {there}"
+            )
+        tasks = [task for task in tasks if task.kind in kinds]
+    if not tasks:
         raise UsageError(f"{path} has no prompts")
-    return found
+    return tasks
 
 
-def _task(line: str, where: str) -> Task:
+def _read_task(line: str, where: str) -> Task:
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -106,7 +112,9 @@ def _task(line: str, where: str) -> Task:
     if isinstance(prompt, list):  # turns of a conversation
         prompt = prompt[0] if prompt else None
     if not isinstance(prompt, str) or not prompt.strip():
-        raise UsageError(f"{where}: no prompt", hint='a line is {"kind": "...", "prompt": "..."}')
+        raise UsageError(
+            f"{where}: no prompt", hint='write a line like {"kind": "...", "prompt": "..."}'
+        )
     kind = _first(data, _KIND_KEYS)
     if kind is not None and not isinstance(kind, str):
         raise UsageError(f"{where}: the kind must be text, not {kind!r}")
