@@ -14,4 +14,4 @@ with qdraft.open_pair("smollm2") as pair:
 
     summary = text.summary
     print(f"{summary.n_tokens} tokens in {summary.n_rounds} rounds, {text.finish_reason.value}")
-    print(summary.verdict)
+    print(summary.conclusion)

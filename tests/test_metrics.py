@@ -1,4 +1,4 @@
-"""Counts, rates and the verdict, from rounds whose figures are known."""
+"""Counts, rates and the conclusion, from rounds whose figures are known."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_clock_and_the_tokens_cover_the_same_interval() -> None:
     assert summary.accepted_histogram == (0, 0, 0, 0, 1)
     assert (summary.prompt_s, summary.ttft_s) == (9.0, 9.5)
     won = summarize([PROMPT, make(0, 0)] + [make(4, 4, draft_s=1.0, verify_s=2.0)] * 4)
-    assert won.verdict == "1.62 times the target alone (1.0 t/s)"
+    assert won.conclusion == "1.62 times the target alone (1.0 t/s)"
 
 
 def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
@@ -51,11 +51,13 @@ def test_a_losing_draft_is_named_with_what_would_have_to_change() -> None:
         + [make(2, 0, draft_s=0.5, verify_s=1.5)] * 4
         + [make(2, 2, draft_s=0.5, verify_s=1.5)]
     )
-    verdict = summarize(lost).verdict
-    assert verdict is not None
-    assert verdict.startswith("0.73 times the target alone (1.0 t/s): a draft token costs 0.25")
-    assert "n_draft 2 pays from alpha 0.62, here it is 0.33" in verdict
-    hopeless = summarize([PROMPT, make(0, 0)] + [make(2, 0, draft_s=2.0, verify_s=3.0)] * 4).verdict
+    conclusion = summarize(lost).conclusion
+    assert conclusion is not None
+    assert conclusion.startswith("0.73 times the target alone (1.0 t/s): a draft token costs 0.25")
+    assert "n_draft 2 pays from alpha 0.62, here it is 0.33" in conclusion
+    hopeless = summarize(
+        [PROMPT, make(0, 0)] + [make(2, 0, draft_s=2.0, verify_s=3.0)] * 4
+    ).conclusion
     assert hopeless is not None
     assert "no acceptance rate would pay" in hopeless
 
@@ -94,25 +96,25 @@ def test_a_schedule_that_does_not_draft_says_why() -> None:
     """
     costs = CostTable(Costs({"model": 0.25}, {3: 1.5}, 0.1))
     alone = [PROMPT, *[make(0, 0)] * 20]
-    assert summarize(alone, None, costs, "model").verdict == (
+    assert summarize(alone, None, costs, "model").conclusion == (
         "drafting does not pay here: a draft token costs 0.25 target tokens, "
         "3 rows cost 1.50; n_draft 2 pays from alpha 0.62"
     )
     tried = [*alone, make(2, 0, draft_s=0.5, verify_s=1.5)]
-    verdict = summarize(tried, None, costs, "model").verdict
-    assert verdict is not None
-    assert verdict.endswith("pays from alpha 0.62, here it is 0.00")
-    assert summarize(alone).verdict is None  # nothing was to be drafted
+    conclusion = summarize(tried, None, costs, "model").conclusion
+    assert conclusion is not None
+    assert conclusion.endswith("pays from alpha 0.62, here it is 0.00")
+    assert summarize(alone).conclusion is None  # nothing was to be drafted
 
 
 def test_too_short_to_compare() -> None:
     few = [PROMPT, make(0, 0), *[make(2, 0, draft_s=9.0)] * 3]
-    assert summarize(few).verdict == "too short a text to compare with the target alone"
+    assert summarize(few).conclusion == "too short a text to compare with the target alone"
     assert (
-        summarize([PROMPT, make(2, 1)]).verdict
+        summarize([PROMPT, make(2, 1)]).conclusion
         == "too short a text to compare with the target alone"
     )
-    assert summarize([PROMPT]).verdict is None
+    assert summarize([PROMPT]).conclusion is None
     assert summarize([]).tokens_per_second is None
 
 

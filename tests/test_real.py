@@ -155,7 +155,7 @@ def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Pa
         assert text.check().explained
         assert len(text.tokens) == 60
         assert opened.learned.costs.complete
-        assert text.summary.verdict
+        assert text.summary.conclusion
         learned = opened.learned.costs.medians(CONSTANTS.n_to_keep)
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as again:
         assert again.learned.costs.medians() == learned

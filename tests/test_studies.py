@@ -16,6 +16,7 @@ from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs, expected_tokens, interpolate_v
+from qdraft.decoding.rates import Counts
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, UsageError
 from qdraft.llama.params import EngineParams
@@ -26,7 +27,7 @@ from qdraft.render.charts import drawing, svg
 from qdraft.render.tables import as_markdown
 from qdraft.study import bench_spec
 from qdraft.study import compare as study_compare
-from qdraft.study.bench import Sample, Written, by_place
+from qdraft.study.bench import Sample, Written
 from qdraft.study.bench_rows import fold
 from qdraft.study.child_job import run_job
 from qdraft.study.compare import ComparisonSpec
@@ -38,13 +39,15 @@ from qdraft.study.settings import Setting, choose_setting
 from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
 from qdraft.testing import FakeSequence, FakeVocab
 
+COUNTS = Counts(n_rounds=20, n_drafted=40, n_tested=38, n_accepted=36, n_emitted=56)
+
 
 def sample(
     kind: str = "code", temperature: float = 0.0, ours: float = 1.0, alone: float = 1.3, **kw: Any
 ) -> Sample:
     """60 tokens in these seconds; 20 rounds of 2 of which 36 of 38 tested tokens stood."""
     base = Sample(
-        kind, 0, temperature, 0, Written(60, alone, 0.5), Written(60, ours, 0.51), 40, 20,
+        kind, 0, temperature, 0, Written(60, alone, 0.5), Written(60, ours, 0.51), COUNTS,
         (20, 18), (19, 17), (1, 2, 17), {"model": {"n_drafted": 40, "n_tested": 38,
         "n_accepted": 36}}, 1.25, 1.1, 0.0, 30,
     )  # fmt: skip
@@ -121,11 +124,11 @@ class TestBench:
         found = fold([sample(spread=3.0)] * 3, COSTS)
         assert found.doubts[0].startswith("the machine was noisy: the slowest tenth")
 
-    def test_counts_by_place(self) -> None:
-        from fakes import make_round as make
-
-        rounds = [make(3, 1), make(3, 3), make(0, 0), make(2, 0)]
-        assert by_place(rounds) == ((3, 2, 1), (2, 1, 1))
+    def test_tau_is_what_was_emitted(self) -> None:
+        """A text that ends on an accepted draft token has no token after that one."""
+        ended = replace(COUNTS, n_emitted=COUNTS.n_emitted - 1)
+        assert fold([sample()], COSTS).total.tau == pytest.approx(56 / 20)
+        assert fold([sample(), sample(counts=ended)], COSTS).total.tau == pytest.approx(111 / 40)
 
     def test_everything_is_shown(self) -> None:
         found = fold([sample(), sample("story", 1.0)] * 4, COSTS)

@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.errors import require
 
 # One verify batch holds n_draft + 1 rows of n_vocab floats: this bounds its memory.
@@ -130,6 +131,11 @@ class Times:
     draft_s: float
     verify_s: float
     other_s: float
+
+    @property
+    def target_s(self) -> float:
+        """The target's part: its decode and the rest of the round, without the draft."""
+        return self.verify_s + self.other_s
 
     @property
     def total_s(self) -> float:
@@ -268,8 +274,7 @@ class DecodeParams:
             0 <= (self.n_draft or 0) <= MAX_N_DRAFT, "n_draft", self.n_draft, f"0 to {MAX_N_DRAFT}"
         )
         require(0 <= (self.p_min or 0) <= 1, "p_min", self.p_min, "from 0 (off) to 1")
-        drafters = ("model", "ngram", "hybrid")
-        require(self.drafter in drafters, "drafter", self.drafter, f"one of {', '.join(drafters)}")
+        require(self.drafter in KINDS, "drafter", self.drafter, f"one of {', '.join(KINDS)}")
         policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
         require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
         require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")

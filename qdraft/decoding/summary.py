@@ -1,44 +1,53 @@
-"""Rounds folded into a summary: counts, rates, times, and the verdict in words."""
+"""Rounds folded into a summary: counts, rates, times, and a conclusion in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from qdraft.decoding.policy.constants import CONSTANTS
+from qdraft.decoding.drafters.kinds import only_repeats
 from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.model import break_even_alpha, expected_tokens
+from qdraft.decoding.rates import (
+    count,
+    draft_cost,
+    ratio,
+    target_seconds,
+    target_times,
+    verify_costs,
+)
 from qdraft.decoding.records import Round
 
-_MANY = 16  # rounds after which hardly any draft means that the schedule saw no gain in it
+NOISY = 1.5  # spread above which times mean little
+CIRCLES = 0.3  # repetition above which acceptance means little
+_MANY = 16  # rounds after which hardly any draft means that the schedule sees no gain in drafting
+_ENOUGH = 4  # rounds with a draft, below which there are too few to conclude from
 _GRAM = 8  # tokens of an n-gram that does not come back by chance
-NOISY = 1.5  # spread from which times say little
-CIRCLES = 0.3  # share of repeated n-grams from which acceptance says little
-_SPIKE = 2.0  # times the usual, from which a decode was disturbed
-_ENOUGH = 4  # rounds with a draft, below which a verdict says more than is known
+_SPIKE = 2.0  # times the usual seconds, above which a decode was disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The figures of one text.
 
-    The prompt's round, which emits the first token, is timed apart (``prompt_s``):
-    ``draft_s``, ``verify_s``, ``other_s`` and ``tokens_per_second`` cover the same
-    interval and the same tokens, those after the first. None where nothing was measured.
+    The round of the prompt, which emits the first token, is timed apart (``prompt_s``):
+    ``draft_s``, ``verify_s``, ``other_s`` and ``tokens_per_second`` cover the same interval and
+    the same tokens, those after the first. A figure is None if nothing was measured.
 
-    ``alpha`` = n_accepted / n_tested, ``draft_yield`` = n_accepted / n_drafted, ``tau`` =
-    tokens emitted per round, over the rounds with a draft. ``accepted_histogram[i]`` counts
-    those rounds by tokens accepted, ``sources`` has the three counts of each source of drafts.
-    ``target_tokens_per_second`` is the target alone, from
-    the rounds without a draft; ``speedup`` is total against total, with decodes that took more
-    than twice the median of their width counted as that, because a disturbance that hits one of a
-    few rounds without a draft would pass for a gain. ``c`` and ``v`` (by number of rows) are in
-    units of one target token; ``predicted_speedup`` is what the cost model makes of them, alpha
-    and the draft lengths of this text (``decoding.policy.model``). ``spread`` is how long the
-    slowest tenth of the target's decodes took over their median, at equal numbers of rows: near 1
-    on a machine that does nothing else. ``repetition`` is the share of this text's 8-grams that
-    had been in it before: near 1 where it runs in circles, which flatters any draft.
+    ``alpha``, ``draft_yield``, ``tau``, ``c`` and ``v`` (by number of rows) are defined in
+    ``decoding.rates``. ``accepted_histogram[i]`` counts the rounds with a draft of which i tokens
+    were accepted, ``sources`` has three counts for each source of drafts.
+
+    ``target_tokens_per_second`` is the speed of the target alone, from the rounds without a
+    draft. ``speedup`` divides totals by totals. A decode that took more than twice the median of
+    its width counts as twice that, because one disturbance among a few rounds without a draft
+    would pass for a gain. ``predicted_speedup`` is what the cost model (``decoding.policy.model``)
+    makes of c, v, alpha and the draft lengths of this text.
+
+    ``spread`` is the ninth decile of the target's decodes over their median, at equal numbers of
+    rows: near 1 on an idle machine. ``repetition`` is the share of this text's 8-grams that
+    occurred before in it: near 1 in a text that runs in circles, which flatters any draft.
     """
 
     n_prompt: int
@@ -66,7 +75,7 @@ class Summary:
     v: dict[int, float]
     spread: float | None
     repetition: float | None
-    verdict: str | None
+    conclusion: str | None
 
 
 def summarize(
@@ -82,118 +91,123 @@ def summarize(
     """
     later = [r for r in rounds if not r.n_prompt]
     drafted = [r for r in later if r.n_draft]
-    plain = [r for r in later if not r.n_draft]
-    n_drafted = sum(r.n_draft for r in drafted)
-    n_tested = sum(r.n_tested for r in drafted)
-    n_accepted = sum(r.n_accepted for r in drafted)
-    histogram = [0] * (1 + max((r.n_accepted for r in drafted), default=-1))
-    for r in drafted:
-        histogram[r.n_accepted] += 1
-    rate = _ratio(sum(r.n_emitted for r in later), sum(r.times.total_s for r in later))
-    # What a drafter spent before it offered nothing is not the target's time.
-    one = median(r.times.verify_s + r.times.other_s for r in plain) if plain else 0.0
-    usual = {n: median(times) for n, times in _times_by_width(later).items()}
-    alone = _ratio(len(plain), sum(_settled(r, usual) for r in plain))
-    timed = drafted
-    if costs and costs.over_a_link and costs.target_s:
-        # Without what the first decode of each width sets up there.
-        one, alone = costs.target_s, 1 / costs.target_s
-        timed = [r for i, r in enumerate(drafted) if r.n_draft in {d.n_draft for d in drafted[:i]}]
-    settled = _ratio(
-        sum(r.n_emitted for r in later), sum(r.times.draft_s + _settled(r, usual) for r in later)
-    )
-    alpha = _ratio(n_accepted, n_tested)
-    c = _c([r for r in later if source in (None, r.source)], one)
-    v = {} if c is None else _v(timed, one)
-    if costs:
-        known = costs.medians()
-        c = known.c.get(source) if c is None and source else c
-        v = dict(sorted({**known.v, **v}.items()))
-    gain = settled / alone if settled and alone and drafted else None
-    return Summary(
+    counts = count(later)
+    speeds = _speeds(later, costs)
+    c, v = _costs(later, speeds.target_s, costs, source)
+    summary = Summary(
         n_prompt=sum(r.n_prompt for r in rounds),
         n_tokens=sum(r.n_emitted for r in rounds),
         n_rounds=len(rounds),
-        n_drafted=n_drafted,
-        n_tested=n_tested,
-        n_accepted=n_accepted,
+        n_drafted=counts.n_drafted,
+        n_tested=counts.n_tested,
+        n_accepted=counts.n_accepted,
         n_dropped=sum(r.draft.dropped for r in rounds),
-        alpha=alpha,
-        draft_yield=_ratio(n_accepted, n_drafted),
-        tau=_ratio(sum(r.n_emitted for r in drafted), len(drafted)),
-        accepted_histogram=tuple(histogram),
+        alpha=counts.alpha,
+        draft_yield=counts.draft_yield,
+        tau=counts.tau,
+        accepted_histogram=_histogram([r.n_accepted for r in drafted]),
         sources=_by_source(drafted),
         ttft_s=ttft_s,
         prompt_s=sum(r.times.total_s for r in rounds if r.n_prompt),
         draft_s=sum(r.times.draft_s for r in later),
         verify_s=sum(r.times.verify_s for r in later),
         other_s=sum(r.times.other_s for r in later),
-        tokens_per_second=rate,
-        target_tokens_per_second=alone,
-        speedup=gain,
-        predicted_speedup=_predicted(later, alpha, one, costs, v),
+        tokens_per_second=speeds.ours,
+        target_tokens_per_second=speeds.alone,
+        speedup=speeds.speedup,
+        predicted_speedup=_predict(later, counts.alpha, speeds.target_s, costs, v),
         c=c,
         v=v,
         spread=_spread(later),
         repetition=_repetition([token for r in rounds for token in r.tokens]),
-        verdict=_verdict(len(drafted), len(later), gain, alone, alpha, c, v, source),
+        conclusion=None,
+    )
+    return replace(summary, conclusion=_conclude(summary, len(later), source))
+
+
+@dataclass(frozen=True, slots=True)
+class _Speeds:
+    """Tokens per second with drafts and alone; ``target_s`` are the seconds of a token alone."""
+
+    ours: float | None
+    alone: float | None
+    speedup: float | None
+    target_s: float | None
+
+
+def _speeds(later: Sequence[Round], costs: CostTable | None) -> _Speeds:
+    plain = [r for r in later if not r.n_draft]
+    usual = {width: median(times) for width, times in target_times(later).items()}
+
+    def settled(r: Round) -> float:
+        """Seconds of the target's part, at most ``_SPIKE`` times what is usual for its width."""
+        return min(r.times.target_s, _SPIKE * usual[r.n_draft + 1])
+
+    n_tokens = sum(r.n_emitted for r in later)
+    target_s = target_seconds(later)
+    alone = ratio(len(plain), sum(settled(r) for r in plain))
+    if costs and costs.over_a_link and costs.target_s:
+        # Without what the first decode of each width sets up there.
+        target_s, alone = costs.target_s, 1 / costs.target_s
+    ours = ratio(n_tokens, sum(r.times.draft_s + settled(r) for r in later))
+    return _Speeds(
+        ours=ratio(n_tokens, sum(r.times.total_s for r in later)),
+        alone=alone,
+        speedup=ours / alone if ours and alone and len(plain) < len(later) else None,
+        target_s=target_s,
     )
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _costs(
+    later: Sequence[Round], target_s: float | None, costs: CostTable | None, source: str | None
+) -> tuple[float | None, dict[int, float]]:
+    """c of ``source`` and v, from the rounds and what ``costs`` knows besides."""
+    c = draft_cost([r for r in later if source in (None, r.source)], target_s)
+    timed = [r for r in later if r.n_draft]
+    if costs and costs.over_a_link and costs.target_s:
+        timed = [r for i, r in enumerate(timed) if r.n_draft in {d.n_draft for d in timed[:i]}]
+    v = {} if c is None else verify_costs(timed, target_s)
+    if costs:
+        known = costs.medians()
+        c = known.c.get(source) if c is None and source else c
+        v = dict(sorted({**known.v, **v}.items()))
+    return c, v
+
+
+def _histogram(n_accepted: Sequence[int]) -> tuple[int, ...]:
+    """How many rounds had 0, 1, ... draft tokens accepted."""
+    return tuple(n_accepted.count(n) for n in range(1 + max(n_accepted, default=-1)))
 
 
 def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for r in drafted:
-        of = counts.setdefault(r.source, {"n_drafted": 0, "n_tested": 0, "n_accepted": 0})
-        of["n_drafted"] += r.n_draft
-        of["n_tested"] += r.n_tested
-        of["n_accepted"] += r.n_accepted
-    return counts
+    counts = {
+        source: count([r for r in drafted if r.source == source])
+        for source in dict.fromkeys(r.source for r in drafted)
+    }
+    return {
+        source: {
+            "n_drafted": of.n_drafted,
+            "n_tested": of.n_tested,
+            "n_accepted": of.n_accepted,
+        }
+        for source, of in counts.items()
+    }
 
 
-def _c(rounds: Sequence[Round], one: float) -> float | None:
-    """c from the median draft row, leaving out drafts that first had to read a part of the text."""
-    rows = [
-        r.times.draft_s / r.draft.n_rows
-        for r in rounds
-        if r.draft.n_rows and r.draft.n_caught_up <= CONSTANTS.n_read_free
-    ]
-    return median(rows) / one if one and rows else None
-
-
-def _v(drafted: Sequence[Round], one: float) -> dict[int, float]:
-    """v(n) from the median decode of each number of rows."""
-    return {n + 1: median(t) / one for n, t in sorted(_times_by_width(drafted).items())}
-
-
-def _times_by_width(rounds: Sequence[Round]) -> dict[int, list[float]]:
-    """Seconds of the target's part of each round, by number of draft tokens."""
-    times: dict[int, list[float]] = {}
-    for r in rounds:
-        times.setdefault(r.n_draft, []).append(r.times.verify_s + r.times.other_s)
-    return times
-
-
-def _settled(round: Round, usual: dict[int, float]) -> float:
-    """Seconds of the target's part of a round, at most ``_SPIKE`` times what is usual for it."""
-    return min(round.times.verify_s + round.times.other_s, _SPIKE * usual[round.n_draft])
-
-
-def _predicted(
+def _predict(
     later: Sequence[Round],
     alpha: float | None,
-    one: float,
+    target_s: float | None,
     costs: CostTable | None,
     v: dict[int, float],
 ) -> float | None:
     """Expected tokens of these rounds over their expected time, in target tokens."""
     if alpha is None:
         return None
-    sources = {r.source for r in later if r.draft.n_rows}
-    c = {s: costs.c(s) if costs else _c([r for r in later if r.source == s], one) for s in sources}
+    c: dict[str, float | None] = {"": 0.0}
+    for source in {r.source for r in later if r.draft.n_rows}:
+        of_source = [r for r in later if r.source == source]
+        c[source] = costs.c(source) if costs else draft_cost(of_source, target_s)
     tokens = time = 0.0
     for r in later:
         row = c[r.source] if r.draft.n_rows else 0.0
@@ -202,7 +216,7 @@ def _predicted(
             return None
         tokens += expected_tokens(alpha, r.n_draft)
         time += r.draft.n_rows * row + rows
-    return _ratio(tokens, time)
+    return ratio(tokens, time)
 
 
 def _spread(later: Sequence[Round]) -> float | None:
@@ -221,27 +235,24 @@ def _repetition(tokens: Sequence[int]) -> float | None:
     return 1 - len(set(grams)) / len(grams) if len(grams) >= 4 * _GRAM else None
 
 
-def _verdict(
-    n_drafted: int,
-    n_later: int,
-    gain: float | None,
-    alone: float | None,
-    alpha: float | None,
-    c: float | None,
-    v: dict[int, float],
-    source: str | None,
-) -> str | None:
-    """One sentence: does the draft pay here, and if not, what would have to change."""
+def _conclude(summary: Summary, n_later: int, source: str | None) -> str | None:
+    """One sentence: does the draft pay here, and if not, what would have to change?"""
+    c, v, alpha = summary.c, summary.v, summary.alpha
+    n_drafted = sum(summary.accepted_histogram)
     if n_drafted < _ENOUGH:
-        if source == "ngram":
+        if only_repeats(source):
             return "this text hardly repeats itself" if n_later >= _MANY else None
         if c and v and n_later >= _MANY:
             return f"drafting does not pay here: {_what_would(alpha, c, v)}"
         return "too short a text to compare with the target alone" if n_drafted else None
-    if gain is None or alone is None:
+    if summary.speedup is None:
         return "too short a text to compare with the target alone"
-    sentence = f"{gain:.2f} times the target alone ({alone:.1f} t/s)"
-    return sentence if gain >= 1 or c is None else f"{sentence}: {_what_would(alpha, c, v)}"
+    sentence = (
+        f"{summary.speedup:.2f} times the target alone ({summary.target_tokens_per_second:.1f} t/s)"
+    )
+    return (
+        sentence if summary.speedup >= 1 or c is None else f"{sentence}: {_what_would(alpha, c, v)}"
+    )
 
 
 def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:

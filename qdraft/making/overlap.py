@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.intervals import Mean, mean_of
+from qdraft.decoding.rates import sum_min
 from qdraft.llama.progress import Progress, no_progress
 
 
@@ -63,7 +64,7 @@ def overlap(
             q = draft.eval(tokens[place : place + 1], 1)[0, :n_vocab]
             same.append(bool(p.argmax() == q.argmax()))
             for t, of_temperature in shares.items():
-                of_temperature.append(float(np.minimum(_softmax(p, t), _softmax(q, t)).sum()))
+                of_temperature.append(sum_min(_softmax(p, t), _softmax(q, t)))
             progress("comparing draft and target", len(same), n_places)
     target.truncate(0)
     draft.truncate(0)

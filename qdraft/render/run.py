@@ -60,8 +60,8 @@ def summary_view(
         lines.append(line("dropped", f"{summary.n_dropped} drafts with bad logits"))
     if bit_identity:
         lines += wrapped("exact", describe_bit_identity(bit_identity))
-    if summary.verdict:
-        lines += wrapped("verdict", summary.verdict)
+    if summary.conclusion:
+        lines += wrapped("verdict", summary.conclusion)
     if doubts := _doubts(summary):
         lines += wrapped("doubt", "; ".join(doubts))
     return Group(*lines)
@@ -145,6 +145,7 @@ def check_view(check: Check, *, greedy: bool) -> RenderableType:
 def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[str, Any]:
     """Everything about one text, ready for json.dumps."""
     summary = dataclasses.asdict(generation.summary)
+    summary["verdict"] = summary.pop("conclusion")
     summary["v"] = {str(width): ratio for width, ratio in summary["v"].items()}
     return {
         "text": generation.text,

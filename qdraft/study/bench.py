@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qdraft.decoding.intervals import TimedText
-from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.decoding.rates import Counts, by_place, count
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.llama.progress import Progress
 from qdraft.making.calibration import takes_a_chat
 from qdraft.session.generation import Generation
@@ -44,8 +45,7 @@ class Sample:
     repeat: int
     alone: Written
     ours: Written
-    n_drafted: int
-    n_rounds: int
+    counts: Counts
     tested_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
     rounds_by_accepted: tuple[int, ...]
@@ -143,15 +143,8 @@ def _sample(
     summary = ours[1].summary
     tested, accepted = by_place(ours[1].rounds)
     return Sample(
-        task.kind, place, temperature, repeat, alone[0], ours[0], summary.n_drafted,
-        sum(summary.accepted_histogram), tested, accepted, summary.accepted_histogram,
+        task.kind, place, temperature, repeat, alone[0], ours[0], count(ours[1].rounds),
+        tested, accepted, summary.accepted_histogram,
         summary.sources, summary.predicted_speedup, summary.spread, summary.repetition,
         summary.n_prompt,
     )  # fmt: skip
-
-
-def by_place(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many draft tokens were tested and accepted at each place of their rounds."""
-    n = max((r.n_tested for r in rounds), default=0)
-    tested = tuple(sum(r.n_tested > i for r in rounds) for i in range(n))
-    return tested, tuple(sum(r.n_accepted > i for r in rounds) for i in range(n))

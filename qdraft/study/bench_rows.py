@@ -9,6 +9,7 @@ from statistics import median
 
 from qdraft.decoding.intervals import Ratio, TimedText, speed, speed_ratio
 from qdraft.decoding.policy.model import Costs
+from qdraft.decoding.rates import Counts, alpha_by_place, ratio
 from qdraft.decoding.summary import CIRCLES, NOISY
 from qdraft.study.bench import Sample, Written
 
@@ -96,13 +97,13 @@ def _row(
 ) -> BenchRow:
     ours, alone = [s.ours for s in samples], [s.alone for s in samples]
     tested, accepted = _sums(s.tested_at for s in samples), _sums(s.accepted_at for s in samples)
-    n_drafted, n_rounds = sum(s.n_drafted for s in samples), sum(s.n_rounds for s in samples)
+    counts = sum((s.counts for s in samples), Counts())
     expected = [(s.ours.n_tokens, s.ours.n_tokens / s.predicted) for s in samples if s.predicted]
     sources: dict[str, dict[str, int]] = {}
     for s in samples:
-        for source, counts in s.sources.items():
-            of = sources.setdefault(source, dict.fromkeys(counts, 0))
-            for name, n in counts.items():
+        for source, of_sample in s.sources.items():
+            of = sources.setdefault(source, dict.fromkeys(of_sample, 0))
+            for name, n in of_sample.items():
                 of[name] += n
     return BenchRow(
         kind=kind,
@@ -113,16 +114,16 @@ def _row(
         alone_per_second=speed([w.run for w in alone]),
         per_second=speed([w.run for w in ours]),
         speedup=_by_prompt(samples),
-        predicted=_over(sum(n for n, _ in expected), sum(t for _, t in expected)),
+        predicted=ratio(sum(n for n, _ in expected), sum(t for _, t in expected)),
         alone_ttft_s=median(w.ttft_s for w in alone),
         ttft_s=median(w.ttft_s for w in ours),
-        n_drafted=n_drafted,
-        n_tested=sum(tested),
-        n_accepted=sum(accepted),
-        alpha=_over(sum(accepted), sum(tested)),
-        draft_yield=_over(sum(accepted), n_drafted),
-        tau=_over(sum(accepted) + n_rounds, n_rounds),
-        alpha_at=tuple(_over(a, t) for a, t in zip(accepted, tested, strict=True)),
+        n_drafted=counts.n_drafted,
+        n_tested=counts.n_tested,
+        n_accepted=counts.n_accepted,
+        alpha=counts.alpha,
+        draft_yield=counts.draft_yield,
+        tau=counts.tau,
+        alpha_at=alpha_by_place(tested, accepted),
         rounds_by_accepted=_sums(s.rounds_by_accepted for s in samples),
         sources=sources,
     )
@@ -153,10 +154,6 @@ def _sums(counts: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sums)
 
 
-def _over(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
 def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
     doubts = []
     spreads = [s.spread for s in samples if s.spread]
@@ -174,16 +171,16 @@ def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def _conclude(total: BenchRow, *, noisy: bool) -> str:
-    ratio = total.speedup
-    if ratio is None or ratio.low is None or ratio.high is None:
+    speedup = total.speedup
+    if speedup is None or speedup.low is None or speedup.high is None:
         return "too few prompts to conclude (4 are needed): --per-kind 2, or --prompts"
-    found = f"{ratio.value:.2f} times the target alone ({ratio.low:.2f} to {ratio.high:.2f})"
+    found = f"{speedup.value:.2f} times the target alone ({speedup.low:.2f} to {speedup.high:.2f})"
     if noisy:
         return f"{found}, but the machine was too noisy to conclude"
-    if not ratio.decided:
+    if not speedup.decided:
         return (
             f"{found}: not decided; more prompts, longer texts (-n) or a quieter machine would tell"
         )
-    if ratio.even:
+    if speedup.even:
         return f"drafting makes no difference: {found}"
-    return f"drafting {'pays' if ratio.low > 1 else 'does not pay'}: {found}"
+    return f"drafting {'pays' if speedup.low > 1 else 'does not pay'}: {found}"

@@ -21,11 +21,11 @@ from qdraft.decoding.policy.constants import CONSTANTS, PolicyConstants
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.policy.schedule import schedule_for
+from qdraft.decoding.rates import alpha_by_place, by_place, count
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.errors import UsageError
-from qdraft.study.bench import by_place
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
 
@@ -260,19 +260,16 @@ def with_rest(rows: Rows, n_rest: int, temperature: float) -> Rows:
 
 def _folded(rounds: Sequence[Round]) -> Replayed:
     later = [r for r in rounds if not r.n_prompt]
-    drafted = [r for r in later if r.n_draft]
-    n_accepted = sum(r.n_accepted for r in drafted)
-    n_tested, n_drafted = sum(r.n_tested for r in drafted), sum(r.n_draft for r in drafted)
+    counts = count(later)
     n_tokens = sum(r.n_emitted for r in later)
     spent = sum(r.times.total_s for r in later)
-    tested, accepted = by_place(drafted)
     return Replayed(
         n_tokens,
-        n_accepted / n_tested if n_tested else None,
-        n_accepted / n_drafted if n_drafted else None,
-        sum(r.n_emitted for r in drafted) / len(drafted) if drafted else None,
+        counts.alpha,
+        counts.draft_yield,
+        counts.tau,
         n_tokens / spent if spent else 1.0,
-        tuple(a / t if t else None for a, t in zip(accepted, tested, strict=True)),
+        alpha_by_place(*by_place(later)),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.model import Costs
-from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.decoding.rates import draft_cost, target_seconds, verify_costs
+from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.progress import Progress
 from qdraft.making.calibration import takes_a_chat
@@ -104,28 +104,20 @@ def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None =
     From texts with drafts of each length, between texts without one.
     """
     raw = not takes_a_chat(pair, WARM_UP)
-    one: list[float] = []
-    rows: list[float] = []
-    v: dict[int, list[float]] = {}
+    rounds: list[Round] = []
     for i, n_draft in enumerate(_LENGTHS):
         for n in (0, n_draft):
             params = DecodeParams(n_predict=28, draft_policy="fixed", n_draft=n, seed=i)
             text = pair.generate(WARM_UP, sampling, params, raw=raw)
             text.read()
-            for r in text.rounds[2:]:
-                if r.n_draft == n_draft:
-                    rows.append(r.times.draft_s / r.draft.n_rows)
-                if r.n_draft:
-                    v.setdefault(r.n_draft + 1, []).append(r.times.verify_s + r.times.other_s)
-                else:
-                    one.append(r.times.verify_s + r.times.other_s)
+            rounds += text.rounds[2:]
         if progress:
             progress("measuring costs", i + 1, len(_LENGTHS))
-    if not one or not rows or not v:
+    target_s = target_seconds(rounds)
+    c, v = draft_cost(rounds, target_s), verify_costs(rounds, target_s)
+    if c is None or not v:
         raise UsageError("the target's texts are too short to measure what a draft costs")
-    alone = median(one)
-    ratios = {n: median(times) / alone for n, times in sorted(v.items())}
-    return Costs({"model": median(rows) / alone}, ratios)
+    return Costs({"model": c}, v)
 
 
 def costs_of(recording: Recording) -> Costs | None:

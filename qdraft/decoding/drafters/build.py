@@ -1,0 +1,28 @@
+"""A drafter of a kind."""
+
+from __future__ import annotations
+
+from qdraft.decoding.drafters.cascade import CascadeDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.kinds import KINDS
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
+from qdraft.errors import UsageError
+
+
+def build_drafter(kind: str, model: ModelDrafter | None) -> Drafter:
+    """A drafter of a kind of ``KINDS``; ``model`` is that of the draft, None without one.
+
+    Raises UsageError if the kind needs a draft that is not there, and cannot do without.
+    """
+    if not KINDS[kind].needs_draft:
+        return NgramDrafter()
+    if model is None:
+        if not KINDS[kind].may_run_alone:
+            raise UsageError(f"the {kind} drafter needs a draft model beside the target")
+        return NoDrafter()
+    if kind == "model":
+        return model
+    ngram = NgramDrafter()
+    return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
