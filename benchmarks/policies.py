@@ -1,8 +1,8 @@
-"""Target alone, fixed draft length and cost-aware drafting, with own and with shared KV.
+"""Compare the target alone, fixed draft lengths and cost-aware drafting, with own and shared KV.
 
-Interleaved per prompt in one run on the large rig, caches fresh for each text, end-of-generation
-tokens banned so that every text has the same length. Total tokens over total seconds, prompt
-included, as a ratio to the target alone.
+One run on the large rig takes the policies in turn for each prompt, with fresh caches for each
+text. End-of-generation tokens are banned, so that every text has the same length. The figure is
+total tokens over total seconds, prompt included, as a ratio to the target alone.
 
     python benchmarks/policies.py --draft Q4_K_M --temperature 0 [--json FILE]
 """
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rig import rig
@@ -20,6 +21,7 @@ from rig import rig
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.decoding.policy.learned import Learned
 from qdraft.llama.native import library_version
+from qdraft.session.generation import Generation
 
 PROMPTS = {
     "code": "Write a Python function that sorts a list using quicksort.",
@@ -27,13 +29,68 @@ PROMPTS = {
     "story": "Tell me a short story about a dragon who is afraid of fire.",
     "translation": "Translate to French: I would like a cup of tea, please.",
 }
+ALONE = "target alone"
 POLICIES = {
-    "target alone": DecodeParams(n_draft=0),
+    ALONE: DecodeParams(n_draft=0),
     "fixed 2": DecodeParams(draft_policy="fixed", n_draft=2),
     "fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
     "auto": DecodeParams(),
     "auto, block": DecodeParams(verification="block"),
 }
+
+
+@dataclass
+class Total:
+    """What the texts of one policy add up to; times in seconds."""
+
+    n_tokens: int = 0
+    seconds: float = 0.0
+    n_accepted: int = 0
+    n_tested: int = 0
+    n_drafted: int = 0
+    ttft_s: float = 0.0
+
+    def add(self, text: Generation, seconds: float) -> None:
+        summary = text.summary
+        self.n_tokens += len(text.tokens)
+        self.seconds += seconds
+        self.n_accepted += summary.n_accepted
+        self.n_tested += summary.n_tested
+        self.n_drafted += summary.n_drafted
+        self.ttft_s += summary.ttft_s or 0.0
+
+    @property
+    def per_second(self) -> float:
+        return self.n_tokens / self.seconds
+
+    def figures(self, alone: float) -> dict[str, float]:
+        """The ratio to ``alone`` tokens a second, the rates, and the mean time to first token."""
+        return {
+            "x": self.per_second / alone,
+            "alpha": self.n_accepted / self.n_tested if self.n_tested else 0.0,
+            "draft_yield": self.n_accepted / self.n_drafted if self.n_drafted else 0.0,
+            "ttft_s": self.ttft_s / len(PROMPTS),
+        }
+
+
+def measure(pairs: dict[str, Pair], sampling: SamplingParams, n_predict: int) -> dict[str, Total]:
+    """Write each prompt under each policy with each pair, in turn. Costs start unknown."""
+    for pair in pairs.values():  # a short text brings the weights into memory
+        pair.learned = Learned()
+        pair.generate("Hi", sampling, DecodeParams(n_predict=8, n_draft=0)).read()
+    totals: dict[str, Total] = {}
+    for prompt in PROMPTS.values():
+        for kv, pair in pairs.items():
+            for policy, params in POLICIES.items():
+                if kv == "own" and policy == ALONE:
+                    continue
+                started = time.perf_counter()
+                text = pair.generate(prompt, sampling, replace(params, n_predict=n_predict, seed=1))
+                text.read()
+                seconds = time.perf_counter() - started
+                name = policy if policy == ALONE else f"{policy}, {kv} KV"
+                totals.setdefault(name, Total()).add(text, seconds)
+    return totals
 
 
 def main() -> None:
@@ -46,59 +103,26 @@ def main() -> None:
     endless = dict.fromkeys((0, 2, 4), -float("inf"))
     sampling = SamplingParams(args.temperature, top_k=0, top_p=1, min_p=0, logit_bias=endless)
     params = EngineParams(n_ctx=1024)
-    totals: dict[str, list[float]] = {}
-    figures: dict[str, dict[str, float]] = {}
     load = os.getloadavg()[0]
     files = (rig("large"), rig("large", args.draft))
     with (
         Pair(PairSpec.of(*files, params, share_kv="off")) as own,
         Pair(PairSpec.of(*files, params, share_kv="on")) as shared,
     ):
-        for pair in (own, shared):  # nothing known of costs, and weights in memory
-            pair.learned = Learned()
-            pair.generate("Hi", sampling, DecodeParams(n_predict=8, n_draft=0)).read()
-        for prompt in PROMPTS.values():
-            for kv, pair in (("own", own), ("shared", shared)):
-                for policy, decode in POLICIES.items():
-                    if kv == "own" and policy == "target alone":
-                        continue
-                    name = policy if policy == "target alone" else f"{policy}, {kv} KV"
-                    decode = DecodeParams(
-                        n_predict=args.n_predict, seed=1, n_draft=decode.n_draft,
-                        draft_policy=decode.draft_policy, verification=decode.verification,
-                    )  # fmt: skip
-                    started = time.perf_counter()
-                    text = pair.generate(prompt, sampling, decode)
-                    text.read()
-                    seconds = time.perf_counter() - started
-                    total = totals.setdefault(name, [0, 0.0, 0, 0, 0, 0])
-                    summary = text.summary
-                    for i, x in enumerate(
-                        (len(text.tokens), seconds, summary.n_accepted, summary.n_tested,
-                         summary.n_drafted, summary.ttft_s or 0.0)
-                    ):  # fmt: skip
-                        total[i] += x
-        alone = totals["target alone"][0] / totals["target alone"][1]
-        for name, (tokens, seconds, accepted, tested, drafted, ttft_s) in totals.items():
-            figures[name] = {
-                "x": tokens / seconds / alone,
-                "alpha": accepted / tested if tested else 0.0,
-                "draft_yield": accepted / drafted if drafted else 0.0,
-                "ttft_s": ttft_s / len(PROMPTS),
-            }
-        known = shared.learned.costs.medians()
+        totals = measure({"own": own, "shared": shared}, sampling, args.n_predict)
+        costs = shared.learned.costs.medians()
+    alone = totals[ALONE].per_second
+    figures = {name: total.figures(alone) for name, total in totals.items()}
     print(f"F16 + {args.draft}, temperature {args.temperature}, {args.n_predict} tokens")
     print(f"load {load:.2f}, target alone {alone:.1f} t/s, {library_version()}")
     for name, row in figures.items():
-        print(f"{name:<24} x {row['x']:.2f}  " + f"alpha {row['alpha']:.3f}  "
-              f"yield {row['draft_yield']:.3f}  first token {row['ttft_s']:.2f} s")  # fmt: skip
-    print(
-        f"c {known.c.get('model', 0):.2f}, v "
-        + ", ".join(f"{n}: {x:.2f}" for n, x in known.v.items())
-    )
+        rates = f"alpha {row['alpha']:.3f}  yield {row['draft_yield']:.3f}"
+        print(f"{name:<24} x {row['x']:.2f}  {rates}  first token {row['ttft_s']:.2f} s")
+    widths = ", ".join(f"{n}: {ratio:.2f}" for n, ratio in costs.v.items())
+    print(f"c {costs.c.get('model', 0):.2f}, v {widths}")
     if args.json:
-        costs = {"target_s": known.target_s, "c": known.c, "v": known.v}
-        args.json.write_text(json.dumps({"figures": figures, "costs": costs}, indent=1))
+        report = {"figures": figures, "costs": asdict(costs)}
+        args.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Others use the processor: noticed, and answered with fewer threads."""
+"""Other programs use the CPU: qdraft notices it and goes on with fewer threads."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from qdraft.session.contention import Contention
 
 
 def test_three_slow_decodes_in_a_row() -> None:
-    watch = Contention()
+    contention = Contention()
     assert not any(
-        watch.add(make(0, 0, verify_s=s)) for s in (0.02, 0.021, 0.2, 0.2, 0.02, 0.2, 0.2)
+        contention.add(make(0, 0, verify_s=s)) for s in (0.02, 0.021, 0.2, 0.2, 0.02, 0.2, 0.2)
     )
-    assert watch.add(make(0, 0, verify_s=0.3))
-    assert watch.times_slower == pytest.approx(15)
-    assert not watch.add(make(0, 0, verify_s=0.3))  # it starts counting again
+    assert contention.add(make(0, 0, verify_s=0.3))
+    assert contention.times_slower == pytest.approx(15)
+    assert not contention.add(make(0, 0, verify_s=0.3))  # it starts counting again
 
 
 def test_widths_are_not_compared_with_one_another() -> None:
-    watch = Contention()
-    watch.add(make(0, 0, verify_s=0.02))
-    assert not any(watch.add(make(8, 0, verify_s=0.5)) for _ in range(6))
+    contention = Contention()
+    contention.add(make(0, 0, verify_s=0.02))
+    assert not any(contention.add(make(8, 0, verify_s=0.5)) for _ in range(6))
 
 
 def test_what_earlier_runs_took_counts() -> None:
-    watch = Contention(0.02)
-    assert [watch.add(make(0, 0, verify_s=0.5)) for _ in range(3)] == [False, False, True]
+    contention = Contention(0.02)
+    assert [contention.add(make(0, 0, verify_s=0.5)) for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.real
 def test_the_threads_of_a_pair(
     smollm2: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Decodes of the target that stall: both engines go on with half the threads, the text too."""
+    """The target's decodes stall: both contexts go on with half the threads, and so does the text."""
     monkeypatch.setattr(logging.getLogger("qdraft"), "propagate", True)
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512, n_threads=2))) as pair:
         greedy, params = SamplingParams(temperature=0), DecodeParams(n_predict=40)

@@ -223,8 +223,6 @@ def test_command_lines_are_found() -> None:
 @every_document
 def test_lines_fit(path: Path) -> None:
     """In the text; a table and a block of code may be wider."""
-    if path.name == "cost-model.md":
-        return
     for line in without_blocks(path.read_text(encoding="utf-8")).splitlines():
         assert len(line) <= WIDTH or line.startswith("|"), line
 

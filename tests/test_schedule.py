@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import GREEDY, PLAIN, Clock, engine, normal, run, tokens_of, vocab
+from fakes import GREEDY, PLAIN, Clock, engine, make_round, normal, run, tokens_of, vocab
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
@@ -27,7 +27,7 @@ from qdraft.testing import FakeKvCopy, FakeSequence, LogitsFn
 
 
 def text_logits(seed: int) -> LogitsFn:
-    """Logits of a text that does not run in circles: by place and last token."""
+    """Logits by place and last token, so that the text does not repeat itself."""
 
     def logits(tokens: tuple[int, ...]) -> np.ndarray:
         return 3 * normal(8, seed, len(tokens), tokens[-1])
@@ -36,7 +36,7 @@ def text_logits(seed: int) -> LogitsFn:
 
 
 class Timed(FakeSequence):
-    """Takes simulated time for each eval, by the number of rows."""
+    """A fake sequence whose evals take simulated time, by the number of rows."""
 
     clock: Clock
     cost: Callable[[int], float]
@@ -48,7 +48,7 @@ class Timed(FakeSequence):
 
 @dataclass
 class Machine:
-    """What a target decode costs by width, and a draft row, in target tokens; with noise."""
+    """What a target decode of each width and a draft row cost, in target tokens, with noise."""
 
     v: Callable[[int], float]
     c: float
@@ -64,7 +64,7 @@ class Machine:
         n: int = 600,
         prompt: Sequence[int] = (1, 0, 2),
     ) -> list[Round]:
-        """A text of ``n`` tokens; ``blend`` tells how far the draft is off, by place."""
+        """Write ``n`` tokens; ``blend`` is how far the draft is off at a place, from 0 to 1."""
         clock, rng = Clock(), np.random.default_rng(5)
         fair, off = text_logits(7), text_logits(70)
 
@@ -90,12 +90,18 @@ class Machine:
         target.cost = decode_cost
         draft.cost = lambda width: self.c * cost(1.0, width)
         drafter = ModelDrafter(draft, 8, None if self.read else FakeKvCopy(target, draft))
-        return list(
-            Decoding(
-                target, drafter, prompt, Sampler(params, 8), schedule, SeededRng(3),
-                clock, n_predict=n, verification="token",
-            )
-        )  # fmt: skip
+        decoding = Decoding(
+            target,
+            drafter,
+            prompt,
+            Sampler(params, 8),
+            schedule,
+            SeededRng(3),
+            clock,
+            n_predict=n,
+            verification="token",
+        )
+        return list(decoding)
 
 
 def spent(rounds: Sequence[Round]) -> float:
@@ -128,7 +134,7 @@ def flat(width: int) -> float:
 
 
 def jagged(width: int) -> float:
-    """The second row is dear, the next few are cheap."""
+    """The second row is expensive, the next few are cheap."""
     return (
         [1, 1.69, 1.8, 2.0, 2.17, 2.4, 2.6, 2.7][width - 1]
         if width < 9
@@ -177,7 +183,7 @@ def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up()
     turns_bad = machine.generate(
         CostAwareSchedule(8), lambda n: 0.05 if n < 400 else 1.0, GREEDY, n=900
     )
-    assert worst_window(turns_bad) < 1.08  # some of what was gained is lost finding out
+    assert worst_window(turns_bad) < 1.08  # it takes some of the gains to notice
     assert sum(r.n_draft for r in turns_bad if r.n_context > 700) < 40
     turns_good = machine.generate(
         CostAwareSchedule(8), lambda n: 1.0 if n < 300 else 0.05, GREEDY, n=1200
@@ -187,7 +193,7 @@ def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up()
 
 
 def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
-    """A table of an earlier run: a pair that cannot pay is not even tried."""
+    """With the table of an earlier run, a pair that cannot pay is not even tried."""
     machine, blend = CASES["hopeless"]
     costs = CostTable(Costs({"model": 0.9}, {n: steep(n) for n in (2, 3)}, 1.0))
     rounds = machine.generate(CostAwareSchedule(8, Learned(costs)), lambda n: blend, GREEDY, n=200)
@@ -196,24 +202,21 @@ def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
 
 def test_v_is_measured_or_between_neighbours() -> None:
     costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
-    assert (
-        CostTable(Costs({}, {3: 8.0}, 0.1)).v(3) == 3
-    )  # no batch costs more than its rows one by one
+    # No batch costs more than its rows one by one.
+    assert CostTable(Costs({}, {3: 8.0}, 0.1)).v(3) == 3
     assert [costs.v(n) for n in (1, 3, 5)] == pytest.approx([1, 1.4, 3])
     assert costs.v(2) == pytest.approx(1.2)
     assert costs.v(4) == pytest.approx(2.2)
-    assert costs.v(7) == pytest.approx(3.4)  # a hopeful guess, to get it tried
-    assert costs.v(9) == float("inf")  # not before 8 was
+    assert costs.v(7) == pytest.approx(3.4)  # a low guess, so that it gets tried
+    assert costs.v(9) == float("inf")  # not before 8 rows were measured
     assert costs.c("model") == pytest.approx(0.2)
     assert CostTable(costs.medians()).medians() == costs.medians()
 
 
 def test_a_draft_among_others_is_the_measure() -> None:
-    """One after a plain round is dearer: it counts until others are known, and when they are old."""
-    from fakes import make_round as make
-
-    plain, drafted = make(0, 0), make(2, 2, draft_s=0.6, verify_s=1.3)
-    isolated = make(2, 2, draft_s=1.0, verify_s=1.6)
+    """A draft after a plain round costs more: it counts until others are known or if they are old."""
+    plain, drafted = make_round(0, 0), make_round(2, 2, draft_s=0.6, verify_s=1.3)
+    isolated = make_round(2, 2, draft_s=1.0, verify_s=1.6)
     table = CostTable()
     for r in (plain, isolated, plain, isolated):
         table.add(r)
@@ -275,7 +278,7 @@ def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
         assert not machine.load_costs(path).complete
     blocked = tmp_path / "file" / "x.json"
     blocked.parent.write_text("")
-    machine.save_costs(blocked, costs)  # no place to keep them is no reason to fail
+    machine.save_costs(blocked, costs)  # no error: the next run measures again
     assert not blocked.exists()
 
 
@@ -317,7 +320,7 @@ class TestOwnCells:
 
 @pytest.mark.parametrize("name", CASES)
 def test_short_texts_lose_little(name: str) -> None:
-    """Ten texts of 40 tokens, from nothing known: together and each."""
+    """Ten texts of 40 tokens, with nothing known: each of them and all together."""
     machine, blend = CASES[name]
     learned = Learned()
     total = 0.0
@@ -339,7 +342,7 @@ def test_one_disturbed_measurement_is_not_forever() -> None:
 
 
 def test_what_the_first_decode_of_a_width_sets_up_over_a_link_is_not_its_cost() -> None:
-    """Taken for it, widths look dear, and the target alone looks slower than it is."""
+    """Counted as cost, it makes widths look expensive and the target alone slower than it is."""
     machine = Machine(lambda n: 1.5 if n > 1 else 1.0, 0.15, setup=4.0)
     speeds, alone = [], []
     for over_a_link in (True, False):
@@ -357,7 +360,7 @@ def test_what_the_first_decode_of_a_width_sets_up_over_a_link_is_not_its_cost() 
 
 @pytest.mark.parametrize("p_min", [0.0, 1.0])
 def test_a_draft_that_never_offers_anything_costs_little(p_min: float) -> None:
-    """With p_min 1 no token is offered; with rows of NaN every round is dropped."""
+    """With p_min 1 no token is offered. With rows of NaN every draft is dropped."""
     machine = Machine(flat, 0.4)
     blend = 0.5 if p_min else float("nan")
     rounds = machine.generate(CostAwareSchedule(8, p_min=p_min), lambda n: blend, GREEDY)

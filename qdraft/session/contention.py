@@ -1,38 +1,43 @@
-"""When decodes take many times as long as they did: somebody else uses the processor.
+"""Notices when decodes take many times as long as before: other programs use the CPU.
 
-Two threads of a decode that have to share a core wait for each other at every step: a token can
-take a hundred times as long, and fewer threads are then faster.
+Two threads of a decode that share one core wait for each other at every step. A token can then
+take a hundred times as long, and fewer threads are faster.
 """
 
 from __future__ import annotations
 
 from qdraft.decoding.records import Round
 
-_MANY = 8.0  # times the least that a decode of the same width ever took
-_IN_A_ROW = 3
-_DEPTH = 1024  # tokens of text within which decodes are compared
+# A decode is slow if it takes this many times the fastest one of its width. Not measured: chosen
+# between noise (docs/log.md: 30 to 45 ms within minutes) and the factor 100 of shared cores.
+_SLOW = 8.0
+# Slow decodes in a row that count as contention. Not measured: one or two may be an accident.
+_N_IN_A_ROW = 3
+# Tokens of text within which decodes are compared: attention takes longer the longer the text.
+# Not measured.
+_DEPTH = 1024
 
 
 class Contention:
-    """Watches the target's decodes of one number of threads."""
+    """Watches the target's decodes, as long as the number of threads stays the same."""
 
     def __init__(self, target_s: float | None = None) -> None:
-        """``target_s`` are the seconds of one token in earlier runs, where that is known."""
-        self._least: dict[tuple[int, int], float] = {}
+        """``target_s`` is the time of one token in earlier runs, in seconds, if it is known."""
+        self._fastest: dict[tuple[int, int], float] = {}
         if target_s is not None:
-            self._least[1, 0] = target_s
+            self._fastest[1, 0] = target_s
         self._n_slow = 0
-        self.times_slower = 1.0
+        self.times_slower = 1.0  # of the last slow decode that was reported
 
     def add(self, round: Round) -> bool:
-        """Take in a round (not the prompt's). True when it is the third slow one in a row."""
-        # Attention takes longer the longer the text: only what is alike is compared.
-        like = (round.n_draft + 1, round.n_context // _DEPTH)
-        least = self._least.setdefault(like, round.times.verify_s)
-        self._least[like] = min(least, round.times.verify_s)
-        slower = round.times.verify_s / least if least > 0 else 1.0
-        self._n_slow = self._n_slow + 1 if slower > _MANY else 0
-        if self._n_slow < _IN_A_ROW:
+        """Take in a round after the prompt's. True if it is the third slow one in a row."""
+        key = (round.n_draft + 1, round.n_context // _DEPTH)
+        verify_s = round.times.verify_s
+        fastest = self._fastest.setdefault(key, verify_s)
+        self._fastest[key] = min(fastest, verify_s)
+        slower = verify_s / fastest if fastest > 0 else 1.0
+        self._n_slow = self._n_slow + 1 if slower > _SLOW else 0
+        if self._n_slow < _N_IN_A_ROW:
             return False
         self._n_slow = 0
         self.times_slower = slower
