@@ -117,9 +117,11 @@ class TestOnTheCpu:
         found = json.loads(qdraft("plan", *files, "--vram", "150M", "--json").stdout)
         assert found["estimated"]
         assert [use["device"] for use in found["devices"]] == ["device 1", "CPU"]
-        result = qdraft("plan", *files, "--vram", "150M", "--verify")
-        assert "not for devices that are not here" in one_error(result, 2)
-        verified = qdraft("plan", *files, "--verify")
+        result = qdraft("plan", *files, "--vram", "150M", "--compare-loaded")
+        assert "cannot be combined with --vram for devices that are not here" in one_error(
+            result, 2
+        )
+        verified = qdraft("plan", *files, "--compare-loaded")
         assert verified.returncode == 0, verified.stdout
         assert "0.0 %" in verified.stdout
 

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from qdraft.cli.options.devices import DeviceOptions
-from qdraft.cli.options.group import Group, Only, option, takes_options
+from qdraft.cli.options.group import Only, option, takes_options
+from qdraft.cli.options.imatrix import ImatrixOptions
 from qdraft.cli.options.output import PANEL, StudyOutputOptions
 from qdraft.cli.options.sampling import TemperatureOptions
 from qdraft.cli.options.text import read_text_file
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.show_study import StudyView, show_study
-from qdraft.errors import UsageError
 from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as render
 from qdraft.render.progress import ProgressBars
@@ -23,7 +23,7 @@ from qdraft.session.store import describe_machine
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.compare import compare as measure
 
-_TEXT, _TYPES = "Text", "Types to quantize to"
+_TEXT = "Text"
 
 TargetFile = Annotated[Path, typer.Argument(metavar="TARGET.gguf", help="Reference GGUF file.")]
 Rungs = Annotated[
@@ -35,7 +35,7 @@ Rungs = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderOptions(Group):
+class LadderOptions(ImatrixOptions):
     """The text that every rung is scored on, and how types become files."""
 
     file: Annotated[
@@ -61,25 +61,9 @@ class LadderOptions(Group):
         int,
         option(_TEXT, "-n", "--n-predict", min=8, help="Tokens to generate per timed text."),
     ] = 32
-    matrix: Annotated[
-        Path | None,
-        option(
-            _TYPES,
-            "--imatrix",
-            help="Use this importance matrix.",
-            default="collected over a built-in text",
-        ),
-    ] = None
-    no_matrix: Annotated[
-        bool, option(_TYPES, "--no-imatrix", help="Quantize without an importance matrix.")
-    ] = False
     again: Annotated[
         bool, option(PANEL, "--again", help="Measure again what the cache already holds.")
     ] = False
-
-    def __post_init__(self) -> None:
-        if self.matrix and self.no_matrix:
-            raise UsageError("--imatrix cannot be combined with --no-imatrix")
 
 
 @takes_options

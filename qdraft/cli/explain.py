@@ -12,7 +12,7 @@ from qdraft.cli.options.devices import parse_size
 from qdraft.cli.options.group import Group, Only, option, takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
-from qdraft.cli.options.study import parse_costs
+from qdraft.cli.options.study import CostOptions, parse_costs
 from qdraft.cli.options.text import read_prompt
 from qdraft.cli.show_study import StudyView, show_study
 from qdraft.errors import UsageError
@@ -25,7 +25,7 @@ _PAIR, _SITUATION = "The pair's figures", "The situation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions(Group):
+class FigureOptions(CostOptions):
     """What is known of a pair: the figures of a bench, or figures given by hand."""
 
     bench: Annotated[
@@ -42,19 +42,6 @@ class FigureOptions(Group):
             _PAIR,
             "--alpha",
             help="Acceptance rate, or acceptance rates by temperature, for example 0=0.9,1=0.8.",
-        ),
-    ] = None
-    c: Annotated[
-        float | None,
-        option(_PAIR, "--c", min=0, help="Time of one draft token, in target tokens."),
-    ] = None
-    v: Annotated[
-        str | None,
-        option(
-            _PAIR,
-            "--v",
-            help="Time of target decodes by number of rows, in target tokens, for example "
-            "2=1.06,8=1.1.",
         ),
     ] = None
     own_kv: Annotated[

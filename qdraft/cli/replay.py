@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from qdraft.cli.options.drafting import DraftingOptions
-from qdraft.cli.options.group import Defaults, Group, Only, option, takes_options
+from qdraft.cli.options.group import Defaults, Only, option, takes_options
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
-from qdraft.cli.options.study import parse_costs
+from qdraft.cli.options.study import CostOptions, parse_costs
 from qdraft.cli.show_study import StudyView, show_study
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import DecodeParams, SamplingParams
@@ -23,7 +23,7 @@ from qdraft.study.recording import Recording, load
 from qdraft.study.replay import synthetic
 from qdraft.study.tune import costs_of, replay_ways, ways
 
-_PANEL = "What if"
+_PANEL = "Acceptance"
 
 Record = Annotated[
     Path | None, typer.Argument(metavar="[RECORD]", help="Record that qdraft tune --record wrote.")
@@ -31,7 +31,7 @@ Record = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions(Group):
+class ReplayOptions(CostOptions):
     """Costs and acceptance in place of those that were recorded."""
 
     alpha: Annotated[
@@ -40,26 +40,6 @@ class CostOptions(Group):
             _PANEL,
             "--alpha",
             help="Replay without a record: accept every token with this probability.",
-        ),
-    ] = None
-    c: Annotated[
-        float | None,
-        option(
-            _PANEL,
-            "--c",
-            min=0,
-            help="Time of one draft token, in target tokens.",
-            default="as recorded",
-        ),
-    ] = None
-    v: Annotated[
-        str | None,
-        option(
-            _PANEL,
-            "--v",
-            help="Time of target decodes by number of rows, in target tokens, for example "
-            "2=1.06,8=1.1.",
-            default="as recorded",
         ),
     ] = None
 
@@ -74,7 +54,7 @@ class CostOptions(Group):
 
 @takes_options
 def replay(
-    costs: CostOptions,
+    costs: ReplayOptions,
     drafting: Annotated[
         DraftingOptions,
         Only("draft_policy", "n_draft", "p_min", "verification", "share_kv"),
@@ -87,7 +67,8 @@ def replay(
     """Replay a recorded pair with another draft length, temperature, policy or machine.
 
     The decoding loop runs on the recorded distributions, so a replay takes seconds and needs no
-    models. Without --draft-policy, --n-draft or --p-min, qdraft replays every way to draft.
+    models. Without --c or --v, the costs are those of the record. Without --draft-policy,
+    --n-draft or --p-min, qdraft replays every way to draft.
     """
     if record is None and costs.alpha is None:
         raise UsageError(

@@ -22,7 +22,7 @@ THEME = Theme(
         "info": "cyan",
         "hint": "cyan",
         "label": "dim",
-        # Told apart without colour too: plain, underlined, reversed.
+        # These differ without colour too: plain, underlined, reversed, bold.
         "origin.draft": "green",
         "origin.bonus": "cyan underline",
         "origin.residual": "yellow reverse",
@@ -32,23 +32,23 @@ THEME = Theme(
 
 
 def talk_console() -> Console:
-    """stderr; honours NO_COLOR, emits no escape codes in a pipe."""
+    """The console on stderr: it honours NO_COLOR and emits no escape codes in a pipe."""
     return Console(stderr=True, theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def table_console() -> Console:
-    """stdout, for figures that can be piped; no escape codes in a pipe."""
+    """The console on stdout, for figures: it emits no escape codes in a pipe."""
     return Console(theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def show_line(kind: str, message: str) -> None:
-    """One line on stderr, such as "error: ..." (kind: error, warning, hint)."""
+    """Print one line on stderr, for example "error: ..."; ``kind`` is a style of the theme."""
     line = Text(f"{kind}: ", style=kind).append(" ".join(message.split()), style="default not bold")
     talk_console().print(line, soft_wrap=True)
 
 
 class LogToTalk(logging.Handler):
-    """Log records as lines on stderr."""
+    """Prints log records as lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("qdraft.llama.cpp"):
@@ -58,9 +58,10 @@ class LogToTalk(logging.Handler):
 
 
 def show_json(report: dict[str, Any]) -> None:
-    """One object on one line of stdout; escaped where the stream cannot take Unicode.
+    """Print one object on one line of stdout.
 
-    Dataclasses become objects, and paths text.
+    Characters are escaped if the stream cannot take Unicode. Dataclasses become objects, and paths
+    become text.
     """
     utf8 = "utf" in (sys.stdout.encoding or "").lower()
     text = json.dumps(report, ensure_ascii=not utf8, allow_nan=False, default=_plain)
@@ -74,10 +75,10 @@ def _plain(value: Any) -> Any:
 
 
 class TextStream:
-    """Writes the text to stdout as it comes; ``color`` styles tokens by where they came from.
+    """Writes the text to stdout token by token; ``color`` styles tokens by where they came from.
 
-    Colour needs a terminal: elsewhere the text goes out as it is. The characters between the
-    escape codes are always exactly the text.
+    Without a terminal there is no colour. The characters between the escape codes are always
+    exactly the text.
     """
 
     def __init__(self, *, color: bool = False, console: Console | None = None) -> None:
@@ -99,7 +100,7 @@ class TextStream:
         self._n_written += len(chunk.text)
 
     def end(self, text: str) -> None:
-        """Write what is missing of the whole ``text``, and a newline where it has none."""
+        """Write the rest of the whole ``text``, and a newline if the text does not end with one."""
         rest = text[self._n_written :]
         self._console.file.write(rest + ("\n" if text and not text.endswith("\n") else ""))
         self._console.file.flush()

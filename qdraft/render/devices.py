@@ -1,4 +1,4 @@
-"""What a build can compute on, for people."""
+"""What a build of llama.cpp can compute on, for people."""
 
 from __future__ import annotations
 
@@ -11,40 +11,47 @@ from qdraft.render.layout import line, wrapped
 from qdraft.render.tables import Sheet, as_table
 
 _GIB = 2**30
-# How a build for a GPU is made: one line each.
+# The options of ggml that build it for a kind of GPU.
 _BUILDS = {
-    "CUDA": "GGML_CUDA=on", "Metal": "GGML_METAL=on", "Vulkan": "GGML_VULKAN=on",
+    "CUDA": "GGML_CUDA=on",
+    "Metal": "GGML_METAL=on",
+    "Vulkan": "GGML_VULKAN=on",
     "ROCm": "GGML_HIP=on",
-}  # fmt: skip
+}
 
 
-def devices_view(build: Build, found: Sequence[Device]) -> RenderableType:
-    """The build and its devices."""
+def devices_view(build: Build, devices: Sequence[Device]) -> RenderableType:
+    """The build, the CPU and the devices."""
     rows = tuple(
         (
-            one.name, one.kind, one.description,
-            one.free / _GIB if one.total else None, one.total / _GIB if one.total else None,
+            device.name,
+            device.kind,
+            device.description,
+            device.free / _GIB if device.total else None,
+            device.total / _GIB if device.total else None,
         )
-        for one in found
-    )  # fmt: skip
-    can = [name for name, has in (("GPU offload", build.gpu_offload), ("RPC", build.rpc)) if has]
-    views: list[RenderableType] = [
-        line("build", build.library, "with " + " and ".join(can) if can else "for the CPU only"),
+        for device in devices
+    )
+    features = [
+        name for name, has in (("GPU offload", build.gpu_offload), ("RPC", build.rpc)) if has
+    ]
+    supports = "with " + " and ".join(features) if features else "for the CPU only"
+    return Group(
+        line("build", build.library, supports),
         *wrapped("cpu", f"{build.cpu}, {build.threads} threads, {' '.join(build.cpu_features)}"),
         as_table(Sheet("", ("device", "kind", "description", "free GiB", "total GiB"), rows)),
-    ]
-    return Group(*views)
+    )
 
 
 def gpu_hints() -> list[str]:
-    """One line for each way to get a build for a GPU, to be copied whole."""
-    return [f"{name}: {reinstall(option)}" for name, option in _BUILDS.items()]
+    """A command line for each kind of GPU that installs a build for it."""
+    return [f"{name}: {reinstall_command(option)}" for name, option in _BUILDS.items()]
 
 
-def reinstall(option: str) -> str:
-    """The command line that builds the binding with an option of ggml.
+def reinstall_command(option: str) -> str:
+    """The command line that builds llama-cpp-python with an option of ggml.
 
-    pip's cache of wheels does not look at CMAKE_ARGS: without --no-cache-dir it takes an old build.
+    pip's cache of wheels ignores CMAKE_ARGS: without --no-cache-dir pip would take an old build.
     """
     return (
         f'CMAKE_ARGS="-D{option}" pip install --no-cache-dir --force-reinstall --no-deps '

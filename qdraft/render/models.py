@@ -1,4 +1,4 @@
-"""Pairs by name, and files that were found, for people."""
+"""Pairs by name, and GGUF files on this machine, for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qdraft.render.layout import line, wrapped
 
 
 def list_view(known: Registry) -> RenderableType:
-    """One row a pair; * marks the default."""
+    """A table of the pairs; * marks the default."""
     table = _table("", "pair", "target", "draft", "")
     for name, entry in known.entries.items():
         mark = "*" if name == known.default else ""
@@ -24,14 +24,19 @@ def list_view(known: Registry) -> RenderableType:
 
 
 def entry_view(entry: Entry) -> RenderableType:
-    """All of one pair."""
+    """Everything that models.yaml says of one pair."""
     lines = [line("pair", entry.name, _state(entry))]
     facts = {
-        "target": entry.target, "draft": entry.draft or "none", "about": entry.description,
-        "license": entry.license, "origin": entry.origin, "template": entry.template,
-        "context": str(entry.context or ""), "devices": _settings(entry.devices),
-        "tuned": _settings(entry.tuned),
-    }  # fmt: skip
+        "target": entry.target,
+        "draft": entry.draft or "none",
+        "about": entry.description,
+        "license": entry.license,
+        "origin": entry.origin,
+        "template": entry.template,
+        "context": "" if entry.context is None else str(entry.context),
+        "devices": _join_settings(entry.devices),
+        "tuned": _join_settings(entry.tuned),
+    }
     for label, text in facts.items():
         if text:
             lines += wrapped(label, text)
@@ -42,22 +47,26 @@ def entry_view(entry: Entry) -> RenderableType:
 
 
 def scan_view(models: Sequence[Facts], pairs: Sequence[Proposal]) -> RenderableType:
-    """What was found, and how to run the most promising pairs."""
+    """The files, and how to run the five most promising pairs."""
     if not models:
-        return line("models", "none was found")
+        return line("models", "no GGUF file found")
     table = _table("model", "type", "bits", "size", "file")
-    for one in models:
-        parts = f" ({len(one.parts)} parts)" if len(one.parts) > 1 else ""
-        size, bits = f"{one.n_bytes / 1e9:.2f} GB", f"{one.bits_per_weight:.2f}"
+    for facts in models:
+        parts = f" ({len(facts.parts)} parts)" if len(facts.parts) > 1 else ""
         table.add_row(
-            one.name or one.architecture, one.file_type, bits, size, one.path.name + parts
+            facts.name or facts.architecture,
+            facts.file_type,
+            f"{facts.bits_per_weight:.2f}",
+            f"{facts.n_bytes / 1e9:.2f} GB",
+            facts.path.name + parts,
         )
     views: list[RenderableType] = [table]
     for pair in pairs[:5]:
         files = f"-m {pair.target.path} -d {pair.draft.path}"
-        views += wrapped("pair", f"{pair.expected:.1f} times expected, not measured: {files}")
+        speed = f"{pair.expected:.1f} times the target alone expected, not measured"
+        views += wrapped("pair", f"{speed}: {files}")
     if not pairs:
-        views += wrapped("pairs", "none; qdraft make TARGET.gguf makes a draft of a file")
+        views += wrapped("pairs", "none; make a draft of a file with qdraft make TARGET.gguf")
     return Group(*views)
 
 
@@ -68,10 +77,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _settings(of: Mapping[str, Value]) -> str:
-    """Settings in a row, what they were measured to bring at the end."""
-    told = [f"{key} {value}" for key, value in of.items() if key != EVIDENCE]
-    return ", ".join(told) + (f" ({of[EVIDENCE]})" if EVIDENCE in of else "")
+def _join_settings(settings: Mapping[str, Value]) -> str:
+    """The settings in a row, and the evidence for them at the end."""
+    parts = [f"{key} {value}" for key, value in settings.items() if key != EVIDENCE]
+    return ", ".join(parts) + (f" ({settings[EVIDENCE]})" if EVIDENCE in settings else "")
 
 
 def _short(path: str | None) -> str:

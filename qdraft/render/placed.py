@@ -1,4 +1,4 @@
-"""Where loaded models are, in words and for JSON."""
+"""Where the layers of loaded models are, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdraft.session.pair import Pair
 
 
 def placed_view(pair: Pair) -> RenderableType | None:
-    """A line for each model, where any of them has layers on a device; else None."""
+    """A line for each model; None if no model has layers on a device."""
     if not any(placed.n_offloaded for placed in pair.placed):
         return None
     names = ("target", "draft")
@@ -26,7 +26,7 @@ def placed_view(pair: Pair) -> RenderableType | None:
 
 
 def placed_report(pair: Pair) -> list[dict[str, Any]]:
-    """The same for JSON: bytes by device, and what is not where its layer is."""
+    """The bytes on each device, and the tensors that are not where their layer is."""
     return [
         {
             "n_offloaded": placed.n_offloaded,

@@ -1,4 +1,4 @@
-"""A plan, as tables and in words."""
+"""A plan, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from qdraft.llama.placed import CPU, Share
-from qdraft.placement.plan import Plan
+from qdraft.placement.plan import Plan, Use
 from qdraft.placement.run_options import run_options
 from qdraft.render.layout import wrapped
 from qdraft.render.tables import Entry, Sheet, as_table
@@ -19,7 +20,7 @@ _GIB = 2**30
 
 
 def plan_view(plan: Plan) -> RenderableType:
-    """What each device needs, then the verdict."""
+    """What each device needs and has, and what follows from it."""
     needs: tuple[tuple[Entry, ...], ...] = tuple(
         (use.device, model, share.n_layers, *(_gib(x) for x in _sizes(share)))
         for use in plan.uses
@@ -30,13 +31,25 @@ def plan_view(plan: Plan) -> RenderableType:
         (use.device, use.description, _gib(use.free), _gib(use.margin), _gib(use.left))
         for use in plan.uses
     )
-    columns = ("device", "model", "layers", "weights", "KV", "work", "sum")
-    views = [
-        as_table(Sheet("Needed, GiB", columns, needs)),
-        as_table(Sheet("Room, GiB", ("device", "description", "free", "kept", "left"), room)),
-        *(text for label, words in _verdict(plan) for text in wrapped(label, words)),
-    ]
-    return Group(*views)
+    columns = ("device", "model", "layers", "weights", "KV", "compute", "sum")
+    return Group(
+        as_table(Sheet("Memory needed, GiB", columns, needs)),
+        as_table(
+            Sheet(
+                "Memory of each device, GiB",
+                ("device", "description", "free", "margin", "left"),
+                room,
+            )
+        ),
+        *_fit_lines(plan),
+        *_speed_lines(plan),
+        *wrapped(
+            "context",
+            f"{plan.n_ctx} tokens; up to {plan.n_ctx_most} fit with these layers, and the model "
+            f"was trained on {plan.n_ctx_train}",
+        ),
+        *_advice_lines(plan),
+    )
 
 
 def _sizes(share: Share) -> tuple[int, int, int, int]:
@@ -47,57 +60,82 @@ def _gib(n_bytes: int) -> float:
     return round(n_bytes / _GIB, 3)
 
 
-def _verdict(plan: Plan) -> list[tuple[str, str]]:
-    """Label and sentence, one after another."""
-    told: list[tuple[str, str]] = []
-    devices = [use for use in plan.uses if use.device != CPU]
-    n_layers = sum(use.target.n_layers for use in plan.uses)
-    on_devices = sum(use.target.n_layers for use in devices)
+def _on_devices(plan: Plan) -> list[Use]:
+    return [use for use in plan.uses if use.device != CPU]
+
+
+def _fit_lines(plan: Plan) -> list[Text]:
+    """Whether everything fits, and how many layers are on devices."""
     short = [use.device for use in plan.uses if use.left < 0]
+    n_layers = sum(use.target.n_layers for use in plan.uses)
+    n_on_devices = sum(use.target.n_layers for use in _on_devices(plan))
     if short:
-        told.append(("fit", f"does not fit {', '.join(short)}: a smaller context (-c), cache type "
-                            "(-ctk, -ctv) or file takes less"))  # fmt: skip
-    elif devices:
-        told.append(("fit", f"{on_devices} of {n_layers} layers of the target on devices"))
+        sentence = (
+            f"does not fit {', '.join(short)}: use a smaller context (-c), cache type (-ctk, -ctv) "
+            "or file"
+        )
+    elif _on_devices(plan):
+        sentence = f"{n_on_devices} of {n_layers} layers of the target on devices"
     else:
-        told.append(("fit", "all on the CPU, where it fits"))
+        sentence = "everything fits on the CPU"
+    return wrapped("fit", sentence)
+
+
+def _speed_lines(plan: Plan) -> list[Text]:
+    """The speed to expect, what it rests on, and why there is no draft if it is left out."""
+    if not _on_devices(plan):
+        return []
     best = plan.choices[0]
-    if devices:
-        basis = f"memory of devices {plan.given.device_speed:g} times as fast as the CPU's"
-        told.append(("speed", f"about {best.speed:.1f} times the target on the CPU alone: "
-                              f"{_drafts(plan)}; assumed: {basis}"))  # fmt: skip
-        if best.draft is None and len(plan.choices) > 1:
-            told.append(("draft", "left out: its place is worth more to the target's layers "
-                                  f"(with it {plan.choices[1].speed:.1f} times)"))  # fmt: skip
-    told.append(("context", f"{plan.n_ctx} tokens; with these layers up to {plan.n_ctx_most} fit, "
-                            f"the model was trained on {plan.n_ctx_train}"))  # fmt: skip
-    if plan.smaller_draft:
-        kind, size = plan.smaller_draft
-        make = f"qdraft make {plan.models.target.path} --type {kind}"
-        told.append(("hint", f"a draft of type {kind}, about {size / _GIB:.2f} GiB, would fit "
-                             f"whole: {make}"))  # fmt: skip
-    if plan.estimated:
-        told.append(("note", "no such device is here: its working memory is taken to be the CPU's"))
-    if run := run_options(plan):
-        same = "" if plan.given.sizes else ", which is what auto does"
-        told.append(("run", f"qdraft run {run}{same}"))
-    return told
+    lines = wrapped(
+        "speed",
+        f"about {best.speed:.1f} times the target on the CPU alone: {_describe_draft(plan)}; "
+        f"assumed: memory of devices {plan.given.device_speed:g} times as fast as the CPU's",
+    )
+    if best.draft is None and len(plan.choices) > 1:
+        lines += wrapped(
+            "draft",
+            "left out: that memory is better spent on target layers (with the draft "
+            f"{plan.choices[1].speed:.1f} times)",
+        )
+    return lines
 
 
-def _drafts(plan: Plan) -> str:
+def _describe_draft(plan: Plan) -> str:
     best = plan.choices[0]
     if best.draft is None:
         return "the target alone"
     if best.n_draft == 0:
-        return "the draft is not expected to pay"
+        return "the draft should not pay off"
     return (
-        f"drafts of {best.n_draft}, a draft token costs {best.c:.2f} target tokens, at an "
-        f"acceptance of {plan.given.alpha:g}"
+        f"drafts of {best.n_draft} tokens, {best.c:.2f} target tokens per draft token, an "
+        f"acceptance rate of {plan.given.alpha:g}"
     )
 
 
+def _advice_lines(plan: Plan) -> list[Text]:
+    """What else could be done, and how to run the plan."""
+    lines = []
+    if plan.smaller_draft:
+        file_type, size = plan.smaller_draft
+        lines += wrapped(
+            "hint",
+            f"a draft of type {file_type}, about {size / _GIB:.2f} GiB, would fit whole: make one "
+            f"with qdraft make {plan.models.target.path} --type {file_type}",
+        )
+    if plan.estimated:
+        lines += wrapped(
+            "note",
+            "no such device is here: qdraft assumes that its compute buffers are as large as the "
+            "CPU's",
+        )
+    if run := run_options(plan):
+        default = "" if plan.given.sizes else ", which is what qdraft run does by itself"
+        lines += wrapped("run", f"qdraft run {run}{default}")
+    return lines
+
+
 def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
-    """All of it for JSON; bytes."""
+    """The plan and its comparison with llama.cpp for JSON; sizes are in bytes."""
     return {
         "target": str(plan.models.target.path),
         "draft": str(plan.models.draft.path) if plan.models.draft else None,
@@ -122,21 +160,27 @@ def _row_report(row: MemoryRow) -> dict[str, Any]:
 
 
 def memory_view(rows: Sequence[MemoryRow]) -> RenderableType:
-    """The plan against llama.cpp's own figures."""
+    """The planned memory beside the memory that llama.cpp reports."""
     table = tuple(
         (
-            row.device, row.model, row.kind, _gib(row.planned),
-            None if row.span is None else _gib(row.span), _gib(row.reported),
-            f"{100 * row.off:.1f} %", "" if row.agrees else "differs",
+            row.device,
+            row.model,
+            row.kind,
+            _gib(row.planned),
+            None if row.span is None else _gib(row.span),
+            _gib(row.reported),
+            f"{100 * row.off:.1f} %",
+            "" if row.agrees else "differs",
         )
         for row in rows
-    )  # fmt: skip
+    )
     columns = ("device", "model", "kind", "planned", "mapped", "llama.cpp", "off", "")
-    views: list[RenderableType] = [as_table(Sheet("Loaded, GiB", columns, table))]
+    views: list[RenderableType] = [as_table(Sheet("Memory as loaded, GiB", columns, table))]
     if any(row.span not in (None, row.planned) or row.repacked for row in rows):
         views += wrapped(
-            "note", "mapped: the stretch of the file from the first to the last tensor that a "
-            "device reads, which llama.cpp counts; only what is read takes memory, and repacked "
-            "weights are counted a second time"
-        )  # fmt: skip
+            "note",
+            "mapped is the stretch of the file from the first to the last tensor of a device, "
+            "which llama.cpp counts; only the tensors that llama.cpp reads take memory, and it "
+            "counts repacked weights a second time",
+        )
     return Group(*views)

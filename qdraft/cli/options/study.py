@@ -11,7 +11,7 @@ from qdraft.cli.options.sampling import TemperatureOptions
 from qdraft.errors import UsageError
 from qdraft.study.prompts import Task, built_in, read_tasks
 
-_PANEL = "Tasks"
+_PANEL, _COSTS = "Tasks", "Costs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,25 @@ class TaskOptions(Group):
 @dataclass(frozen=True, kw_only=True)
 class BenchTaskOptions(TaskOptions, TemperatureOptions):
     """The tasks of a bench, and the temperatures to sample them at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions(Group):
+    """The costs of a pair, in the time of one target token."""
+
+    c: Annotated[
+        float | None,
+        option(_COSTS, "--c", min=0, help="Time of one draft token, in target tokens."),
+    ] = None
+    v: Annotated[
+        str | None,
+        option(
+            _COSTS,
+            "--v",
+            help="Time of target decodes by number of rows, in target tokens, for example "
+            "2=1.06,8=1.1.",
+        ),
+    ] = None
 
 
 def parse_costs(text: str) -> dict[int, float]:
