@@ -51,7 +51,7 @@ class FakeVocab:
         return b"" if token in self._end else self._pieces[token]
 
     def tokenize(self, text: str) -> list[int]:
-        """Longest match first; BOS goes in front where there is one."""
+        """Longest match first; BOS goes in front if there is one."""
         data, tokens = text.encode(), [self.bos] if self.bos >= 0 else []
         order = sorted(range(len(self._pieces)), key=lambda t: -len(self._pieces[t]))
         while data:

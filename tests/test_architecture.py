@@ -176,9 +176,14 @@ def test_public_names_exist_and_are_documented() -> None:
         qdraft.nothing  # noqa: B018 (the access is the test)
 
 
-def test_the_loop_fits_one_screen() -> None:
-    tree = ast.parse((PACKAGE / "decoding" / "loop.py").read_text(encoding="utf-8"))
+def test_the_loop_fits_one_screen_and_names_its_stages() -> None:
+    source = (PACKAGE / "decoding" / "loop.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
     decoding = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Decoding")
     step = next(n for n in decoding.body if isinstance(n, ast.FunctionDef) and n.name == "step")
     assert step.end_lineno is not None
     assert step.end_lineno - step.lineno < 60
+    body = "\n".join(source.splitlines()[step.lineno : step.end_lineno])
+    stages = ("# Draft ", "# Verify: ", "# Accept ", "# Cut ", "# Commit: ")
+    places = [body.index(stage) for stage in stages]
+    assert places == sorted(places)

@@ -50,7 +50,7 @@ def bench(
         drafting.params(n_predict=tasks.n_predict, seed=max(0, sampling.seed)),
     )
     with open_described(models, devices, drafting, keep_draft=True, quiet=output.quiet) as pair:
-        if pair.draft is None and drafting.drafter != "ngram":
+        if pair.draft is None and drafting.kind.needs_draft:
             raise UsageError(
                 "there is no draft to measure",
                 hint="name one with --model-draft, or use --drafter ngram",

@@ -62,11 +62,11 @@ def describe_pair(
     keep_draft: bool = False,
 ) -> PairSpec:
     """Describe the pair that the options name, and build what is not built yet."""
-    if drafting.drafter == "ngram" and models.draft:
-        raise UsageError("--model-draft cannot be combined with --drafter ngram")
+    if models.draft and not drafting.kind.needs_draft:
+        raise UsageError(f"--model-draft cannot be combined with --drafter {drafting.drafter}")
     target_params, draft_params = devices.engines()
     entry = find_entry(models)
-    with_draft = drafting.drafter != "ngram"
+    with_draft = drafting.kind.needs_draft
     files = find_files(models, entry, devices.threads, bars, with_draft=with_draft)
     return PairSpec.of(
         *files,

@@ -6,11 +6,12 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.errors import UsageError
 from qdraft.pairs import registry
 from qdraft.pairs.registry import Entry
 
-# Options of a draft model, which cannot be combined with --no-draft and --drafter ngram.
+# Options of a draft model, which cannot be combined with --no-draft or a drafter without model.
 _OF_DRAFT = (
     "share-kv",
     "gpu-layers-draft",
@@ -55,9 +56,10 @@ class PairCommand(TyperCommand):
             return source is not None and source.name == "COMMANDLINE"
 
         alone = bool(context.params.get("no_draft"))
-        ngram = context.params.get("drafter") == "ngram"
+        kind = KINDS.get(context.params.get("drafter", ""))
+        no_model = alone or (kind is not None and not kind.needs_draft)
         left_out = [
-            *(_OF_DRAFT if alone or ngram else ()),
+            *(_OF_DRAFT if no_model else ()),
             *(_HOW if alone or any(map(is_given, _HOW)) else ()),
         ]
         return {

@@ -50,12 +50,12 @@ def run(
     output.set_log_levels()
     devices.engines()  # raises before the prompt is read
     prompt = text.read_prompt()
-    keep_draft = drafting.drafter == "hybrid"
+    keep_draft = drafting.kind.requires_draft
     with open_described(
         models, devices, drafting, keep_draft=keep_draft, quiet=output.quiet
     ) as pair:
         drafts_itself = pair.draft is None and pair.can_draft and not models.no_draft
-        if drafts_itself and drafting.drafter == "model":
+        if drafts_itself and drafting.kind.may_run_alone:
             params = replace(params, drafter="ngram")  # better than nothing, and costs nothing
         generation = pair.generate(
             prompt, sampling_params, params, system=text.system, raw=text.raw
@@ -71,8 +71,8 @@ def _refuse_combinations(
     if models.no_draft and (option := drafting.first_given() or of_draft):
         raise UsageError(f"{option} cannot be combined with --no-draft")
     of_model = drafting.first_given("share_kv") or of_draft
-    if drafting.drafter == "ngram" and of_model:
-        raise UsageError(f"{of_model} cannot be combined with --drafter ngram")
+    if of_model and not drafting.kind.needs_draft:
+        raise UsageError(f"{of_model} cannot be combined with --drafter {drafting.drafter}")
 
 
 def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, greedy: bool) -> int:

@@ -1,1 +1,1 @@
-"""Pure maths on numpy arrays: no clock, no printing, no global random state."""
+"""The algorithm: numpy arrays in, records out; no clock, no printing, no global random state."""

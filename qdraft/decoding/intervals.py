@@ -1,4 +1,4 @@
-"""What measured texts say: total over total, and how sure that is."""
+"""Ratios of speeds over measured texts, and how certain they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TimedText:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two speeds with its 95 % interval; None where there are too few texts."""
+    """A ratio of two speeds with its 95 % interval; None if there are too few texts."""
 
     value: float
     low: float | None = None
@@ -31,14 +31,14 @@ class Ratio:
 
     @property
     def even(self) -> bool:
-        """True where the whole interval is within 3 % of 1: no difference that matters."""
+        """True if the whole interval is within 3 % of 1: no difference that matters."""
         if self.low is None or self.high is None:
             return False
         return self.low > 0.97 and self.high < 1.03
 
     @property
     def decided(self) -> bool:
-        """True where the interval is on one side of 1, or ``even``."""
+        """True if the interval is on one side of 1, or ``even``."""
         if self.low is None or self.high is None:
             return False
         return self.low > 1 or self.high < 1 or self.even
@@ -55,11 +55,11 @@ def speed_ratio(
 ) -> Ratio | None:
     """``speed`` of ours over theirs, with a bootstrap interval over paired texts.
 
-    ``ours[i]`` and ``theirs[i]`` are of the same prompt and the same minute, so pairs are drawn
-    again, not single texts. The interval is a t interval on the logarithm with the bootstrap's
-    standard error, corrected for the number of pairs (Hesterberg 2015, "What Teachers Should Know
-    About the Bootstrap", sections 3 and 4): percentiles of few texts are far too narrow. None where
-    nothing ran.
+    ``ours[i]`` and ``theirs[i]`` are of the same prompt and the same minute, so the bootstrap
+    draws pairs, not single texts. The interval is a t interval on the logarithm with the
+    bootstrap's standard error, corrected for the number of pairs (Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", sections 3 and 4), because percentiles of few texts are far
+    too narrow. Returns None if nothing ran.
     """
     if len(ours) != len(theirs):
         raise ValueError("texts come in pairs")

@@ -1,4 +1,4 @@
-"""The records that travel between the parts: frozen, slotted, no behaviour beyond look-ups."""
+"""The records that the parts exchange: frozen, with no behaviour beyond look-ups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FinishReason(str, Enum):
 
 
 class Origin(str, Enum):
-    """Where an emitted token came from."""
+    """What an emitted token came from."""
 
     DRAFT = "draft"  # drafted, verified, accepted
     RESIDUAL = "residual"  # replaces the first rejected draft token
@@ -41,15 +41,15 @@ class Origin(str, Enum):
 class Distribution:
     """A distribution over token ids.
 
-    ``probs`` is float64 and sums to 1. ``ids`` holds the token of each entry,
-    ascending; None means that ``probs`` is indexed by token id.
+    ``probs`` has shape [n] and sums to 1. ``ids`` holds the token of each entry, ascending; if it
+    is None, ``probs`` is indexed by token id.
     """
 
     probs: NDArray[np.float64]
     ids: NDArray[np.intp] | None = None
 
     def prob(self, token: int) -> float:
-        """The probability of one token (0 outside the support)."""
+        """The probability of ``token``; 0 outside the support."""
         return float(self.probs_of(np.array([token], dtype=np.intp))[0])
 
     def probs_of(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -195,8 +195,8 @@ class Round:
 class Chunk:
     """One emitted token and the text that it released.
 
-    ``text`` may be empty (half a character, a held-back stop string, a control token); the last
-    chunk of a text has ``token`` None and flushes what was held.
+    ``text`` may be empty: after half a character, at what may begin a stop string, for a control
+    token. If text was held back at the end, a last chunk with ``token`` None brings it.
     """
 
     text: str
@@ -207,12 +207,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is chosen from a row of logits; defaults are llama.cpp's.
+    """How a token is chosen from a row of logits; the defaults are llama.cpp's.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0,
-    ``typical_p`` 1, ``repeat_penalty`` 1 and zero penalties switch a step off.
-    ``repeat_last_n`` is the window of the penalties (-1: the whole text).
-    ``logit_bias`` maps token ids to an additive bias, -inf bans a token.
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1,
+    ``repeat_penalty`` 1 and penalties of 0 switch a step off. The penalties look at the last
+    ``repeat_last_n`` tokens (-1: the whole text). ``logit_bias`` maps token ids to an additive
+    bias; -inf bans a token.
     """
 
     temperature: float = 0.8
@@ -243,19 +243,23 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class DecodeParams:
-    """How much is generated and how it is drafted.
+    """How much to generate, and how to draft.
 
     ``n_predict`` -1 generates until the text ends or the context is full.
-    ``drafter`` is "model" (the pair's draft), "ngram" (repetitions in the text) or "hybrid" (those
-    first, the model where they do not pay). ``draft_policy`` is "auto" (as many tokens as pay by
-    measured costs, none if none do), "fixed" (always ``n_draft``) or "confidence" (until the
-    draft's top probability falls below ``p_min``). ``n_draft`` is the most tokens drafted in a
-    round (0: the target alone; None: 8 for auto, else 4); ``p_min`` holds under every policy.
-    ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one; it repeats
-    a text where the draft lengths repeat, that is not under "auto".
-    ``verification`` above temperature 0 judges a draft as a "block" or "token" by token.
-    ``exact`` keeps drafts so short that the target's rows are bit for bit those of decoding one
-    token at a time, as a probe finds; where there are none the target runs alone.
+
+    ``drafter`` is a kind of ``drafters.kinds``: "model" (the pair's draft), "ngram" (repetitions
+    in the text), or "hybrid" (repetitions if they pay, else the model). ``draft_policy`` is "auto"
+    (as many tokens as pay by measured costs, none if none do), "fixed" (always ``n_draft``), or
+    "confidence" (until the largest probability of the draft falls below ``p_min``). ``n_draft`` is
+    the most tokens to draft in a round; 0 runs the target alone, None is 8 for auto and 4
+    otherwise. ``p_min`` holds under every policy.
+
+    ``verification`` is the rule above temperature 0: "block" or "token". ``exact`` keeps drafts so
+    short that the target's rows are bit for bit those of decoding one token at a time, as a probe
+    determines; if there are no such drafts, the target runs alone.
+
+    ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one. The same
+    seed gives the same text if the draft lengths are the same, which "auto" does not promise.
     """
 
     n_predict: int = -1
@@ -285,6 +289,6 @@ class DecodeParams:
 
     @property
     def most_drafted(self) -> int:
-        """``n_draft``, or what it is where nothing was asked for."""
+        """``n_draft``, or the default of the policy: 8 for auto, else 4."""
         unasked = 8 if self.draft_policy == "auto" else 4
         return unasked if self.n_draft is None else self.n_draft

@@ -1,7 +1,7 @@
 """The two random choices that speculative decoding makes, behind one protocol.
 
-Every random decision of a request goes through these two methods, so a test can
-put an enumerator in their place and compute the exact law of the whole loop.
+Every random decision of a text goes through these two methods, so a test can put an enumerator in
+their place and compute the exact law of the whole loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Rng(Protocol):
     """A source of random decisions."""
 
     def accept(self, probability: float) -> bool:
-        """True with this probability (values of 1 or more: always)."""
+        """True with this probability, in [0, 1]."""
         ...
 
     def draw(self, weights: NDArray[np.float64]) -> int:
@@ -25,7 +25,7 @@ class Rng(Protocol):
 
 
 class SeededRng:
-    """The generator of one request: numpy's PCG64 from one seed, 0 or more."""
+    """The generator of one text: numpy's PCG64 from one seed, 0 or more."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -147,7 +147,7 @@ def _speeds(later: Sequence[Round], costs: CostTable | None) -> _Speeds:
     target_s = target_seconds(later)
     alone = ratio(len(plain), sum(settled(r) for r in plain))
     if costs and costs.over_a_link and costs.target_s:
-        # Without what the first decode of each width sets up there.
+        # The first decode of each width sets up buffers there: the table leaves it out.
         target_s, alone = costs.target_s, 1 / costs.target_s
     ours = ratio(n_tokens, sum(r.times.draft_s + settled(r) for r in later))
     return _Speeds(
@@ -180,18 +180,11 @@ def _histogram(n_accepted: Sequence[int]) -> tuple[int, ...]:
 
 
 def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
-    counts = {
-        source: count([r for r in drafted if r.source == source])
-        for source in dict.fromkeys(r.source for r in drafted)
-    }
-    return {
-        source: {
-            "n_drafted": of.n_drafted,
-            "n_tested": of.n_tested,
-            "n_accepted": of.n_accepted,
-        }
-        for source, of in counts.items()
-    }
+    """Three counts of the rounds of each source, in the order in which the sources drafted."""
+    names = ("n_drafted", "n_tested", "n_accepted")
+    sources = dict.fromkeys(r.source for r in drafted)
+    counts = {source: count([r for r in drafted if r.source == source]) for source in sources}
+    return {source: {name: getattr(of, name) for name in names} for source, of in counts.items()}
 
 
 def _predict(
@@ -220,7 +213,7 @@ def _predict(
 
 
 def _spread(later: Sequence[Round]) -> float | None:
-    """The ninth decile of verify times over the median of their width; None from too few."""
+    """The ninth decile of verify times over the median of their width; None for too few rounds."""
     by_width: dict[int, list[float]] = {}
     for r in later:
         by_width.setdefault(r.n_draft, []).append(r.times.verify_s)
@@ -230,7 +223,7 @@ def _spread(later: Sequence[Round]) -> float | None:
 
 
 def _repetition(tokens: Sequence[int]) -> float | None:
-    """Share of the n-grams of a text that stood in it before; None for a short text."""
+    """The share of the n-grams of a text that occurred before in it; None for a short text."""
     grams = [tuple(tokens[i : i + _GRAM]) for i in range(len(tokens) - _GRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if len(grams) >= 4 * _GRAM else None
 
@@ -250,9 +243,9 @@ def _conclude(summary: Summary, n_later: int, source: str | None) -> str | None:
     sentence = (
         f"{summary.speedup:.2f} times the target alone ({summary.target_tokens_per_second:.1f} t/s)"
     )
-    return (
-        sentence if summary.speedup >= 1 or c is None else f"{sentence}: {_what_would(alpha, c, v)}"
-    )
+    if summary.speedup >= 1 or c is None:
+        return sentence
+    return f"{sentence}: {_what_would(alpha, c, v)}"
 
 
 def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.engine import n_common
 from qdraft.decoding.loop import Decoding
@@ -185,7 +186,7 @@ def replay(
 def _require(
     recording: Recording, sampling: SamplingParams, params: DecodeParams, share_kv: bool
 ) -> None:
-    if params.drafter != "model":
+    if KINDS[params.drafter].reads_text:
         raise UsageError("a record holds what the draft model says: only --drafter model")
     if sampling.temperature > 1.5:
         raise UsageError("temperatures above 1.5 need more of each place than a record keeps")

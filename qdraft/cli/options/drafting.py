@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from qdraft.cli.options.group import Formerly, Group, option
+from qdraft.decoding.drafters.kinds import KINDS, DrafterKind
 from qdraft.decoding.records import DecodeParams
 from qdraft.errors import require
 from qdraft.llama.spec import SHARE_KV
@@ -82,9 +83,15 @@ class DraftingOptions(Group):
     ] = False
 
     def __post_init__(self) -> None:
+        require(self.drafter in KINDS, "drafter", self.drafter, f"one of {', '.join(KINDS)}")
         require(
             self.share_kv in SHARE_KV, "share_kv", self.share_kv, f"one of {', '.join(SHARE_KV)}"
         )
+
+    @property
+    def kind(self) -> DrafterKind:
+        """What the drafter needs."""
+        return KINDS[self.drafter]
 
     def params(
         self, *, n_predict: int = -1, seed: int = -1, stop: tuple[str, ...] = ()

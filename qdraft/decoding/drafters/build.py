@@ -1,4 +1,4 @@
-"""A drafter of a kind."""
+"""Builds a drafter of a kind."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qdraft.errors import UsageError
 
 
 def build_drafter(kind: str, model: ModelDrafter | None) -> Drafter:
-    """A drafter of a kind of ``KINDS``; ``model`` is that of the draft, None without one.
+    """Build a drafter of a kind of ``KINDS``; ``model`` is None if the pair has no draft.
 
-    Raises UsageError if the kind needs a draft that is not there, and cannot do without.
+    Raises UsageError if the kind requires a draft.
     """
     if not KINDS[kind].needs_draft:
         return NgramDrafter()
     if model is None:
-        if not KINDS[kind].may_run_alone:
+        if KINDS[kind].requires_draft:
             raise UsageError(f"the {kind} drafter needs a draft model beside the target")
         return NoDrafter()
     if kind == "model":

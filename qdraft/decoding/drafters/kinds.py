@@ -9,28 +9,32 @@ from dataclasses import dataclass
 class DrafterKind:
     """One way of drafting; a new one is a row of ``KINDS`` and a line of ``drafters.build``.
 
-    ``source`` names the drafts whose costs a summary shows. ``needs_draft``: drafts with a second
-    model, so that options of a draft file make sense. ``needs_features``: drafts from the hidden
-    states of the target's verified rows (``Verified.features``). ``may_run_alone``: without a
-    draft file the target runs alone, where other kinds that need one are refused.
-    ``only_repeats``: drafts nothing in a text that does not repeat itself.
+    ``source`` names the drafts whose costs a summary shows. ``needs_draft``: it drafts with a
+    second model, so that options of a draft model make sense. ``may_run_alone``: without a draft
+    model it lets the target run alone. ``reads_text``: it drafts what the tokens of the text
+    repeat, so that a recording of probabilities cannot replay it. ``needs_features``: it drafts
+    from the hidden states of the target's verified rows (``Verified.features``).
     """
 
     source: str
-    help: str
     needs_draft: bool = False
-    needs_features: bool = False
     may_run_alone: bool = False
-    only_repeats: bool = False
+    reads_text: bool = False
+    needs_features: bool = False
+
+    @property
+    def requires_draft(self) -> bool:
+        """True if a pair without a draft model is an error."""
+        return self.needs_draft and not self.may_run_alone
 
 
 KINDS = {
-    "model": DrafterKind("model", "the draft model", needs_draft=True, may_run_alone=True),
-    "ngram": DrafterKind("ngram", "repetitions in the text", only_repeats=True),
-    "hybrid": DrafterKind("model", "repetitions if they pay, else the model", needs_draft=True),
+    "model": DrafterKind("model", needs_draft=True, may_run_alone=True),
+    "ngram": DrafterKind("ngram", reads_text=True),
+    "hybrid": DrafterKind("model", needs_draft=True, reads_text=True),
 }
 
 
 def only_repeats(source: str | None) -> bool:
     """True if drafts of ``source`` come from nothing but repetitions in the text."""
-    return any(kind.source == source and kind.only_repeats for kind in KINDS.values())
+    return any(k.source == source and k.reads_text and not k.needs_draft for k in KINDS.values())
