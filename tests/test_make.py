@@ -67,11 +67,11 @@ class TestOverlap:
 class TestSearch:
     def test_costs_are_ratios_of_medians(self) -> None:
         target, draft, clock = timed(engine()), timed(engine(), c=0.4), CLOCK
-        c, v = measure_costs(target, draft, clock)
-        assert c == pytest.approx(0.4)
-        assert v == pytest.approx({n: 1 + 0.1 * (n - 1) for n in WIDTHS})
-        kept = measure_costs(target, timed(engine(), c=0.2), clock, v)
-        assert kept == (pytest.approx(0.2), v)
+        costs = measure_costs(target, draft, clock)
+        assert costs.c["model"] == pytest.approx(0.4)
+        assert costs.v == pytest.approx({n: 1 + 0.1 * (n - 1) for n in WIDTHS})
+        kept = measure_costs(target, timed(engine(), c=0.2), clock, costs.v)
+        assert (kept.c["model"], kept.v) == (pytest.approx(0.2), costs.v)
 
     def test_the_best_length_is_the_cost_models(self) -> None:
         v = {n: 1 + 0.1 * (n - 1) for n in WIDTHS}

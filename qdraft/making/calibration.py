@@ -73,7 +73,7 @@ def write_texts(
 def takes_a_chat(pair: Pair, prompt: str) -> bool:
     """Return whether the chat template takes a plain prompt; warn if it does not."""
     try:
-        encode_prompt(pair.target_engine.vocab, prompt)
+        encode_prompt(pair.vocab, prompt)
     except UsageError as error:
         log.warning("%s: generating texts without the template", error)
         return False

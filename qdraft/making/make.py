@@ -133,11 +133,13 @@ def measure_quality(
 ) -> Quality:
     """Compare ``draft`` with the target over ``texts``, as ``overlap`` takes them."""
     step = renamed(progress, f"measuring {draft.name}")
-    with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
-        assert pair.draft_engine
-        engines = (pair.target_engine, pair.draft_engine)
-        shared = overlap(*engines, texts, pair.courier.copy, step) if pair.courier else None
-        return Quality(shared, overlap(*engines, texts, progress=step))
+    spec = PairSpec.of(target, draft, params, keep_draft=True)
+    with open_spec(spec) as pair, pair.sequences() as own:
+        assert own.draft
+        shared = None
+        if own.kv_copy:
+            shared = overlap(own.target, own.draft, texts, own.kv_copy.copy, step)
+        return Quality(shared, overlap(own.target, own.draft, texts, progress=step))
 
 
 def held_out(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft.decoding.policy.model import best_n_draft
+from qdraft.decoding.policy.model import Costs, best_n_draft
 from qdraft.errors import QDraftError
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
@@ -17,6 +17,7 @@ from qdraft.llama.spec import PairSpec
 from qdraft.making.costs import Clock, measure_costs
 from qdraft.making.overlap import Overlap, overlap
 from qdraft.session.opening import open_spec
+from qdraft.session.pair import Pair
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def try_recipes(
     A candidate that fails is left out with a warning. Raises its QDraftError if all of them fail.
     """
     tried: list[TriedRecipe] = []
-    v: dict[int, float] = {}
+    v: Mapping[int, float] = {}
     failure: QDraftError | None = None
     threads = params.n_threads or default_threads()
     for i, recipe in enumerate(candidates):
@@ -81,12 +82,9 @@ def try_recipes(
         try:
             n_bytes = quantize(target, path, recipe, threads=threads).n_bytes
             with open_spec(PairSpec.of(target, path, params, keep_draft=True)) as pair:
-                assert pair.draft_engine
-                engines = (pair.target_engine, pair.draft_engine)
-                copy = pair.courier.copy if pair.courier else None
-                agreement = overlap(*engines, texts, copy)
-                c, v = measure_costs(*engines, clock, v)
-            tried.append(_predict(recipe, n_bytes, agreement, copy is not None, c, v))
+                agreement, costs = _measure(pair, texts, clock, v)
+                v = costs.v
+                tried.append(_predict(recipe, n_bytes, agreement, costs, pair.kv.shared))
         except QDraftError as error:  # rows that do not fit, a matrix that lacks a tensor
             log.warning("%s cannot be tried: %s", recipe.file_type, error)
             failure = error
@@ -98,13 +96,23 @@ def try_recipes(
     return sorted(tried, key=lambda recipe: -recipe.predicted)
 
 
-def _predict(
-    recipe: Recipe,
-    n_bytes: int,
-    agreement: Overlap,
-    shares_kv: bool,
-    c: float,
+def _measure(
+    pair: Pair,
+    texts: Sequence[tuple[int, Sequence[int]]],
+    clock: Clock,
     v: Mapping[int, float],
+) -> tuple[Overlap, Costs]:
+    """How well the draft agrees with the target, and what both cost."""
+    with pair.sequences() as own:
+        assert own.draft
+        copy = own.kv_copy.copy if own.kv_copy else None
+        agreement = overlap(own.target, own.draft, texts, copy)
+        return agreement, measure_costs(own.target, own.draft, clock, v)
+
+
+def _predict(
+    recipe: Recipe, n_bytes: int, agreement: Overlap, costs: Costs, shares_kv: bool
 ) -> TriedRecipe:
-    n_draft, predicted = best_n_draft(agreement.sum_min, c, v)
+    c = costs.c["model"]
+    n_draft, predicted = best_n_draft(agreement.sum_min, c, costs.v)
     return TriedRecipe(recipe, n_bytes, agreement, shares_kv, c, n_draft, predicted)

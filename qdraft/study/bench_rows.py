@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
@@ -16,11 +16,11 @@ from qdraft.study.bench import Sample, Written
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """Samples taken together; ``kind`` and ``temperature`` None where they are mixed.
+    """Samples taken together. ``kind`` and ``temperature`` are None if they are mixed.
 
-    ``n_prompt`` is the mean length of the prompts.
-    Speeds are total tokens over total seconds after the first token. ``predicted`` is what the
-    cost model makes of the same rounds. ``alpha_at[i]`` is the acceptance rate at place i.
+    ``n_prompt`` is the mean length of the prompts. Speeds are total tokens over total seconds
+    after the first token. ``predicted`` is the cost model's speed-up for the same rounds.
+    ``alpha_at[i]`` is the acceptance rate at place i.
     """
 
     kind: str | None
@@ -47,7 +47,11 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All that one bench found: rows by kind and temperature, costs, doubts, a conclusion."""
+    """The results of one bench: rows by kind and temperature, costs, doubts, a conclusion.
+
+    ``c`` (by source) and ``v`` (by number of rows) are in target tokens of ``target_s`` seconds.
+    ``complete`` is False if the bench was interrupted.
+    """
 
     rows: tuple[BenchRow, ...]
     by_kind: tuple[BenchRow, ...]
@@ -61,15 +65,11 @@ class Bench:
     complete: bool
 
 
-def fold(
-    samples: Sequence[Sample],
-    costs: Costs,
-    *,
-    complete: bool = True,
-) -> Bench:
-    """Samples, in any order and at least one, as rows with intervals, and a conclusion in words."""
+def fold(samples: Sequence[Sample], costs: Costs, *, complete: bool = True) -> Bench:
+    """Fold samples (at least one, in any order) into rows with intervals, and conclude."""
     total = _row(samples)
-    doubts = _doubts(samples)
+    noise = _noise(samples)
+    doubts = [noise, _circles(samples)]
     return Bench(
         rows=_rows(samples, lambda s: (s.kind, s.temperature)),
         by_kind=_rows(samples, lambda s: (s.kind, None)),
@@ -78,8 +78,8 @@ def fold(
         target_s=costs.target_s,
         c=dict(costs.c),
         v=dict(costs.v),
-        doubts=doubts,
-        conclusion=_conclude(total, noisy=any("machine" in doubt for doubt in doubts)),
+        doubts=tuple(doubt for doubt in doubts if doubt),
+        conclusion=_conclude(total, noisy=noise is not None),
         complete=complete,
     )
 
@@ -89,7 +89,7 @@ def _rows(
 ) -> tuple[BenchRow, ...]:
     order = list(dict.fromkeys(key(s) for s in samples))
     grouped = groupby(sorted(samples, key=lambda s: order.index(key(s))), key)
-    return tuple(_row(list(of), *which) for which, of in grouped)
+    return tuple(_row(list(group), *which) for which, group in grouped)
 
 
 def _row(
@@ -99,21 +99,15 @@ def _row(
     tested, accepted = _sums(s.tested_at for s in samples), _sums(s.accepted_at for s in samples)
     counts = sum((s.counts for s in samples), Counts())
     expected = [(s.ours.n_tokens, s.ours.n_tokens / s.predicted) for s in samples if s.predicted]
-    sources: dict[str, dict[str, int]] = {}
-    for s in samples:
-        for source, of_sample in s.sources.items():
-            of = sources.setdefault(source, dict.fromkeys(of_sample, 0))
-            for name, n in of_sample.items():
-                of[name] += n
     return BenchRow(
         kind=kind,
         temperature=temperature,
         n_texts=len(samples),
         n_prompt=sum(s.n_prompt for s in samples) / len(samples),
         n_tokens=sum(w.n_tokens for w in ours),
-        alone_per_second=speed([w.run for w in alone]),
-        per_second=speed([w.run for w in ours]),
-        speedup=_by_prompt(samples),
+        alone_per_second=speed([w.timed for w in alone]),
+        per_second=speed([w.timed for w in ours]),
+        speedup=_speedup_by_prompt(samples),
         predicted=ratio(sum(n for n, _ in expected), sum(t for _, t in expected)),
         alone_ttft_s=median(w.ttft_s for w in alone),
         ttft_s=median(w.ttft_s for w in ours),
@@ -125,12 +119,15 @@ def _row(
         tau=counts.tau,
         alpha_at=alpha_by_place(tested, accepted),
         rounds_by_accepted=_sums(s.rounds_by_accepted for s in samples),
-        sources=sources,
+        sources=_sum_sources(samples),
     )
 
 
-def _by_prompt(samples: Sequence[Sample]) -> Ratio | None:
-    """The ratio with its interval over prompts: repeats and temperatures of one are no new work."""
+def _speedup_by_prompt(samples: Sequence[Sample]) -> Ratio | None:
+    """The ratio with its interval over prompts.
+
+    Repeats and temperatures of one prompt count as one text: they are not new tasks.
+    """
     prompts: dict[tuple[str, int], list[Sample]] = {}
     for s in samples:
         prompts.setdefault((s.kind, s.prompt), []).append(s)
@@ -139,48 +136,67 @@ def _by_prompt(samples: Sequence[Sample]) -> Ratio | None:
         return TimedText(sum(w.n_tokens for w in written), sum(w.seconds for w in written))
 
     return speed_ratio(
-        [together([s.ours for s in of]) for of in prompts.values()],
-        [together([s.alone for s in of]) for of in prompts.values()],
+        [together([s.ours for s in of_prompt]) for of_prompt in prompts.values()],
+        [together([s.alone for s in of_prompt]) for of_prompt in prompts.values()],
     )
 
 
-def _sums(counts: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
-    """Element by element; the shorter ones end in zeros."""
+def _sum_sources(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
+    """The counts of each source of drafts, over all samples."""
+    sums: dict[str, dict[str, int]] = {}
+    for s in samples:
+        for source, counts in s.sources.items():
+            of_source = sums.setdefault(source, dict.fromkeys(counts, 0))
+            for name, n in counts.items():
+                of_source[name] += n
+    return sums
+
+
+def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Sums element by element; shorter tuples end in zeros."""
     sums: list[int] = []
-    for of in counts:
-        sums += [0] * (len(of) - len(sums))
-        for i, n in enumerate(of):
+    for of_sample in counts:
+        sums += [0] * (len(of_sample) - len(sums))
+        for i, n in enumerate(of_sample):
             sums[i] += n
     return tuple(sums)
 
 
-def _doubts(samples: Sequence[Sample]) -> tuple[str, ...]:
-    doubts = []
+def _noise(samples: Sequence[Sample]) -> str | None:
     spreads = [s.spread for s in samples if s.spread]
-    if spreads and median(spreads) > NOISY:
-        doubts.append(
-            f"the machine was noisy: the slowest tenth of decodes took {median(spreads):.1f} times "
-            "their median"
-        )
-    circles = [s for s in samples if (s.repetition or 0) > CIRCLES]
-    if circles:
-        doubts.append(
-            f"{len(circles)} of {len(samples)} texts repeat themselves, which flatters any draft"
-        )
-    return tuple(doubts)
+    if not spreads or median(spreads) <= NOISY:
+        return None
+    return (
+        f"the machine was noisy: the slowest tenth of decodes took {median(spreads):.1f} times "
+        "their median"
+    )
+
+
+def _circles(samples: Sequence[Sample]) -> str | None:
+    n_circles = sum((s.repetition or 0) > CIRCLES for s in samples)
+    if not n_circles:
+        return None
+    return f"{n_circles} of {len(samples)} texts repeat themselves, which flatters any draft"
 
 
 def _conclude(total: BenchRow, *, noisy: bool) -> str:
+    """Whether drafting pays, as far as the interval and the machine let it be said."""
     speedup = total.speedup
     if speedup is None or speedup.low is None or speedup.high is None:
-        return "too few prompts to conclude (4 are needed): --per-kind 2, or --prompts"
-    found = f"{speedup.value:.2f} times the target alone ({speedup.low:.2f} to {speedup.high:.2f})"
+        return (
+            "too few prompts to conclude (at least 4 are needed): give more with --per-kind 2 or "
+            "--prompts"
+        )
+    figures = (
+        f"{speedup.value:.2f} times the target alone ({speedup.low:.2f} to {speedup.high:.2f})"
+    )
     if noisy:
-        return f"{found}, but the machine was too noisy to conclude"
+        return f"{figures}, but the machine was too noisy to conclude"
     if not speedup.decided:
         return (
-            f"{found}: not decided; more prompts, longer texts (-n) or a quieter machine would tell"
+            f"{figures}: not decided; more prompts, longer texts (--n-predict) or a quieter "
+            "machine would narrow the interval"
         )
     if speedup.even:
-        return f"drafting makes no difference: {found}"
-    return f"drafting {'pays' if speedup.low > 1 else 'does not pay'}: {found}"
+        return f"drafting makes no difference: {figures}"
+    return f"drafting {'pays' if speedup.low > 1 else 'does not pay'}: {figures}"

@@ -1,4 +1,4 @@
-"""A bench as it was asked for, and running it until it is done or interrupted."""
+"""A bench as it was asked for, run until it is done or interrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.session.pair import Pair
-from qdraft.study.bench import Sample, measure
+from qdraft.study.bench import Sample, at_temperatures, measure
 from qdraft.study.bench_rows import Bench, fold
 from qdraft.study.prompts import Task
 
@@ -44,7 +44,7 @@ class BenchSpec:
         """
         sampling = self.sampling
         if self.ignore_eos:
-            vocab = pair.target_engine.vocab
+            vocab = pair.vocab
             ends = [token for token in range(vocab.n_tokens) if vocab.is_end(token)]
             sampling = replace(sampling, logit_bias=dict.fromkeys(ends, -float("inf")))
         samples: list[Sample] = []
@@ -53,9 +53,8 @@ class BenchSpec:
             for sample in measure(
                 pair,
                 self.tasks,
-                self.temperatures,
-                sampling=sampling,
-                params=self.params,
+                at_temperatures(sampling, self.temperatures),
+                self.params,
                 repeats=self.repeats,
                 progress=progress,
             ):

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qdraft.decoding.policy.model import best_n_draft
+from qdraft.decoding.policy.model import Costs, best_n_draft
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.context import LlamaContext
@@ -139,23 +139,23 @@ class _Alone:
 def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResult:
     """Load reference and rung as a pair, and measure costs, acceptance and a short bench."""
     with open_spec(PairSpec.of(job.reference, job.rung, job.params, keep_draft=True)) as pair:
-        assert pair.draft_engine
-        engines = (pair.target_engine, pair.draft_engine)
-
         step = renamed(progress, f"drafting with {job.rung.name}")
-        own = overlap(*engines, job.texts, None, step, job.temperatures)
-        shared = None
-        if pair.courier:
-            shared = overlap(*engines, job.texts, pair.courier.copy, step, job.temperatures)
-        c, v = measure_costs(*engines, time.perf_counter)
-        target_s = seconds_of_one(pair.target_engine, time.perf_counter)
+        with pair.sequences() as sequences:
+            target, draft = sequences.target, sequences.draft
+            assert draft
+            own = overlap(target, draft, job.texts, None, step, job.temperatures)
+            shared = None
+            if sequences.kv_copy:
+                copy = sequences.kv_copy.copy
+                shared = overlap(target, draft, job.texts, copy, step, job.temperatures)
+            costs = measure_costs(target, draft, time.perf_counter)
+            target_s = seconds_of_one(target, time.perf_counter)
         samples = list(
             bench.measure(
                 pair,
                 built_in(),
-                job.temperatures,
-                sampling=PLAIN,
-                params=DecodeParams(n_predict=job.n_predict, seed=1),
+                bench.at_temperatures(PLAIN, job.temperatures),
+                DecodeParams(n_predict=job.n_predict, seed=1),
                 progress=progress,
             )
         )
@@ -165,23 +165,22 @@ def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResul
             prompt_per_second=alone.prompt_per_second,
             per_second=alone.per_second,
             memory=alone.memory,
-            c=c,
-            v=v,
+            c=costs.c["model"],
+            v=costs.v,
             target_per_second=1 / target_s,
             shares_kv=pair.kv.shared,
             no_sharing=pair.kv.reason,
-            as_draft=tuple(_as_draft(row, own, shared, c, v) for row in live.by_temperature),
+            as_draft=tuple(_as_draft(row, own, shared, costs) for row in live.by_temperature),
             doubts=live.doubts,
             measured=describe_machine(),
         )
 
 
-def _as_draft(
-    row: BenchRow, own: Overlap, shared: Overlap | None, c: float, v: Mapping[int, float]
-) -> AsDraft:
+def _as_draft(row: BenchRow, own: Overlap, shared: Overlap | None, costs: Costs) -> AsDraft:
     """What was measured at the temperature of ``row``, and what the cost model predicts there."""
     t = row.temperature or 0.0
-    n_draft, predicted = best_n_draft((shared or own).by_temperature[t].value, c, v)
+    alpha = (shared or own).by_temperature[t].value
+    n_draft, predicted = best_n_draft(alpha, costs.c["model"], costs.v)
     return AsDraft(
         temperature=t,
         alpha_own=own.by_temperature[t],

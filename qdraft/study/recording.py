@@ -1,12 +1,12 @@
 """p and q of a pair along real texts, recorded once, so that drafting can be replayed offline.
 
-At every place of a text the target's and the draft's log-probabilities of the likeliest tokens
-are kept, and the mass of the rest. The draft's are those that it has with its own KV cells, and
-those on the target's cells when it is 1 to ``BLOCK`` tokens into a draft.
+At each place of a text the recording keeps the target's and the draft's log-probabilities of the
+most likely tokens, and the mass of the rest. The draft has one set with its own KV cells, and one
+on the target's cells when it is 1 to ``BLOCK`` tokens into a draft.
 
 Rows are decoded as a round decodes them, the draft's one by one and the target's a few at a time:
-quantized weights give other roundings in wide batches (a Q4_K_M draft's rows of a batch of 8
-differed by 1.8 in the largest logit), which costs acceptance that no round loses.
+quantized weights round differently in wide batches (a Q4_K_M draft's rows of a batch of 8
+differed by 1.8 in the largest logit), which costs acceptance that a round does not lose.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from qdraft.paths import new_file
 from qdraft.study.logit_store import log_softmax
 
 Logs = NDArray[np.float16]
+CopyCells = Callable[[int], None]
+"""Copies the target's KV cells from a place on into the draft."""
 
 BLOCK = 4  # tokens drafted on from the target's cells
 SHIFTS = range(BLOCK)  # where blocks start: each place is seen at every depth
@@ -37,13 +39,33 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedTokens:
+    """A text to record: its tokens, of which the first ``n_prompt`` are the prompt."""
+
+    tokens: Sequence[int]
+    n_prompt: int
+    kind: str
+    temperature: float
+
+    @property
+    def first(self) -> int:
+        """The index of the token whose row predicts the first token after the prompt."""
+        return self.n_prompt - 1
+
+    @property
+    def last(self) -> int:
+        """The index of the last token, which nothing follows."""
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
 class TextRecording:
     """One text: ``n`` places, the first of which predicts the token after the prompt.
 
     ``target[i, j]`` is ln p of the j-th kept token at place i, ``own[i, j]`` ln q of it with the
-    draft's own cells, ``shared[s, i, j]`` with the target's cells up to ``depth[s, i] - 1`` tokens
-    before. The last column is the logarithm of the mass of the ``n_rest`` tokens that are not
-    kept.
+    draft's own cells, ``shared[s, i, j]`` ln q with the target's cells up to ``depth[s, i] - 1``
+    tokens before. The last column is the logarithm of the mass of the ``n_rest`` tokens that are
+    not kept.
     """
 
     kind: str
@@ -62,7 +84,7 @@ class TextRecording:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Texts of one pair, and what is known of the pair and its costs."""
+    """Texts of one pair. ``about`` describes the pair, the machine and the costs."""
 
     about: dict[str, Any]
     texts: tuple[TextRecording, ...]
@@ -75,73 +97,73 @@ class Recording:
 def record(
     target: TokenSequence,
     draft: TokenSequence,
-    tokens: Sequence[int],
-    n_prompt: int,
-    *,
-    kind: str,
-    temperature: float,
-    copy: Callable[[int], None] | None,
+    text: RecordedTokens,
+    copy: CopyCells | None = None,
 ) -> TextRecording:
-    """Record a text of ``tokens``, of which the first ``n_prompt`` are the prompt.
+    """Record both models along a text. ``copy`` None: the pair does not share KV cells.
 
-    ``copy`` is the courier's, None where cells are not shared. Both caches are empty afterwards.
+    Both sequences end empty.
     """
-    first, last = n_prompt - 1, len(tokens) - 1
     n_vocab = min(target.vocab.n_tokens, draft.vocab.n_tokens)
-    p = _rows(target, tokens, first, last, _FEW)[:, :n_vocab]
-    own = _rows(draft, tokens, first, last, 1)[:, :n_vocab]
+    p = _rows(target, text, _FEW)[:, :n_vocab]
+    own = _rows(draft, text, 1)[:, :n_vocab]
     shared: list[NDArray[np.float32]] = []
     depth: list[list[int]] = []
     if copy:
         for shift in SHIFTS:
-            target.truncate(0)
-            draft.truncate(0)
-            rows, depths = _on_shared(target, draft, tokens, first, last, copy, shift)
+            rows, depths = _rows_on_shared(target, draft, text, copy, shift)
             shared.append(rows[:, :n_vocab])
             depth.append(depths)
-    for engine in (target, draft):
-        engine.truncate(0)
+    for sequence in (target, draft):
+        sequence.truncate(0)
     n_kept = min(KEPT, n_vocab)
-    likeliest = np.maximum.reduce([p, own, *shared])
-    ids = np.argpartition(likeliest, -n_kept, axis=1)[:, -n_kept:]
+    highest = np.maximum.reduce([p, own, *shared])
+    ids = np.argpartition(highest, -n_kept, axis=1)[:, -n_kept:]
     return TextRecording(
-        kind, temperature, n_prompt, n_vocab - n_kept, _kept(p, ids), _kept(own, ids),
-        np.stack([_kept(rows, ids) for rows in shared]) if shared else None,
-        np.array(depth, np.int8) if shared else None,
-    )  # fmt: skip
+        kind=text.kind,
+        temperature=text.temperature,
+        n_prompt=text.n_prompt,
+        n_rest=n_vocab - n_kept,
+        target=_keep(p, ids),
+        own=_keep(own, ids),
+        shared=np.stack([_keep(rows, ids) for rows in shared]) if shared else None,
+        depth=np.array(depth, np.int8) if shared else None,
+    )
 
 
-def _rows(
-    engine: TokenSequence, tokens: Sequence[int], first: int, last: int, n_rows: int
-) -> NDArray[np.float32]:
-    """Log-probabilities of what follows tokens[first] to tokens[last - 1]."""
-    engine.truncate(0)
-    engine.eval(tokens[:first], 0)
+def _rows(sequence: TokenSequence, text: RecordedTokens, n_rows: int) -> NDArray[np.float32]:
+    """Log-probabilities of what follows each token from ``first`` to the one before ``last``."""
+    sequence.truncate(0)
+    sequence.eval(text.tokens[: text.first], 0)
     out = []
-    for start in range(first, last, n_rows):
-        part = tokens[start : min(start + n_rows, last)]
-        out.append(log_softmax(engine.eval(part, len(part))))
+    for start in range(text.first, text.last, n_rows):
+        part = text.tokens[start : min(start + n_rows, text.last)]
+        out.append(log_softmax(sequence.eval(part, len(part))))
     return np.concatenate(out)
 
 
-def _on_shared(
+def _rows_on_shared(
     target: TokenSequence,
     draft: TokenSequence,
-    tokens: Sequence[int],
-    first: int,
-    last: int,
-    copy: Callable[[int], None],
+    text: RecordedTokens,
+    copy: CopyCells,
     shift: int,
 ) -> tuple[NDArray[np.float32], list[int]]:
-    """The draft's rows, drafting on from the target's cells from block to block; and the depths."""
+    """The draft's rows, drafting on from the target's cells from block to block; and the depths.
+
+    The first block has ``shift`` tokens (0: ``BLOCK``).
+    """
+    target.truncate(0)
+    draft.truncate(0)
+    tokens, first, last = text.tokens, text.first, text.last
     out: list[NDArray[np.float32]] = []
     depths: list[int] = []
     n_copied, start = 0, first
-    stop = min(first + shift, last) if shift else min(first + BLOCK, last)
+    stop = min(first + (shift or BLOCK), last)
     while start < last:
         while target.n_past < start:
-            few = _FEW if target.n_past >= first else first
-            target.eval(tokens[target.n_past : min(target.n_past + few, start)], 0)
+            n_rows = _FEW if target.n_past >= first else first
+            target.eval(tokens[target.n_past : min(target.n_past + n_rows, start)], 0)
         copy(n_copied)
         n_copied = start
         out += [log_softmax(draft.eval([token], 1)) for token in tokens[start:stop]]
@@ -150,7 +172,7 @@ def _on_shared(
     return np.concatenate(out), depths
 
 
-def _kept(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
+def _keep(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
     """The kept columns, and the logarithm of the rest's mass."""
     kept = np.take_along_axis(rows, ids, axis=1).astype(np.float64)
     rest = np.log(np.maximum(1 - np.exp(kept).sum(axis=1), 1e-7))
@@ -158,7 +180,7 @@ def _kept(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
 
 
 def save(recording: Recording, path: Path) -> None:
-    """Write a recording; the file is whole or not there."""
+    """Write a recording; the file is complete, or not there."""
     arrays: dict[str, NDArray[Any]] = {}
     texts = []
     for i, text in enumerate(recording.texts):
@@ -166,27 +188,36 @@ def save(recording: Recording, path: Path) -> None:
         if text.shared is not None and text.depth is not None:
             arrays[f"shared{i}"], arrays[f"depth{i}"] = text.shared, text.depth
         texts.append([text.kind, text.temperature, text.n_prompt, text.n_rest])
-    told = json.dumps({"version": _VERSION, "about": recording.about, "texts": texts}, default=str)
+    head = json.dumps({"version": _VERSION, "about": recording.about, "texts": texts}, default=str)
+    # "told" is the key of version 1.
     with new_file(path) as part, part.open("wb") as out:
-        np.savez_compressed(out, told=np.array(told), **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(out, told=np.array(head), **arrays)  # type: ignore[arg-type]
 
 
 def load(path: Path) -> Recording:
-    """Read a recording. Raises UsageError for a file that is none, or of another version."""
+    """Read a recording. Raises UsageError for another kind of file, or another version."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            told = json.loads(str(data["told"]))
-            if told["version"] != _VERSION:
-                raise UsageError(f"{path} was recorded by another version: record it again")
+            head = json.loads(str(data["told"]))
+            if head["version"] != _VERSION:
+                raise UsageError(
+                    f"{path} was recorded by another version of qdraft",
+                    hint="record the pair again with qdraft tune --record FILE",
+                )
             texts = tuple(
                 TextRecording(
-                    kind, temperature, n_prompt, n_rest, data[f"target{i}"], data[f"own{i}"],
-                    data.get(f"shared{i}"),
-                    data.get(f"depth{i}"),
+                    kind=kind,
+                    temperature=temperature,
+                    n_prompt=n_prompt,
+                    n_rest=n_rest,
+                    target=data[f"target{i}"],
+                    own=data[f"own{i}"],
+                    shared=data.get(f"shared{i}"),
+                    depth=data.get(f"depth{i}"),
                 )
-                for i, (kind, temperature, n_prompt, n_rest) in enumerate(told["texts"])
-            )  # fmt: skip
-            return Recording(told["about"], texts)
+                for i, (kind, temperature, n_prompt, n_rest) in enumerate(head["texts"])
+            )
+            return Recording(head["about"], texts)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (
@@ -199,5 +230,6 @@ def load(path: Path) -> Recording:
         zlib.error,
     ) as error:
         raise UsageError(
-            f"{path} is no record of a pair", hint="qdraft tune --record FILE writes one"
+            f"{path} is not a recording of a pair",
+            hint="record one with qdraft tune --record FILE",
         ) from error

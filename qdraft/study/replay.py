@@ -1,6 +1,6 @@
-"""Drafting replayed on a record: the real loop, policies and verification, without the models.
+"""Drafting replayed on a recording: the real loop, policies and verification, without the models.
 
-Target and draft become engines that give the recorded rows of a place, whatever tokens the loop
+Target and draft become sequences that return the recorded rows of a place, whatever tokens the loop
 has chosen so far: the next place is as likely or unlikely as it was in the recorded text. Time is
 that of a table of costs.
 """
@@ -30,10 +30,12 @@ from qdraft.errors import UsageError
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
 
+_HOTTEST = 1.5  # temperature up to which the kept tokens of a place are enough
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a way of drafting came to, over all texts that were replayed."""
+    """What a way of drafting gave over all texts that were replayed."""
 
     n_tokens: int
     alpha: float | None
@@ -62,13 +64,13 @@ class _Clock:
 
 
 class _Recorded:
-    """A sequence that gives recorded rows by place."""
+    """A sequence that returns recorded rows by place."""
 
-    def __init__(self, n_tokens: int, n_ctx: int, first: int, clock: _Clock) -> None:
+    def __init__(self, n_tokens: int, text: TextRecording, clock: _Clock) -> None:
         self.vocab = _Vocab(n_tokens)
         self.tokens: list[int] = []
-        self.n_ctx = n_ctx
-        self._first = first  # tokens in the cache when the row of place 0 comes
+        self.n_ctx = text.n_prompt + text.n
+        self._first = text.n_prompt  # tokens in the cache when the row of place 0 comes
         self._clock = clock
 
     @property
@@ -78,7 +80,7 @@ class _Recorded:
     def eval(self, tokens: Sequence[int], logits: int) -> Rows:
         start = self.n_past
         self.tokens += tokens
-        if start:  # reading the prompt is no part of what is replayed
+        if start:  # a replay does not time reading the prompt
             self._clock.now += self.cost(len(tokens))
         last = self.n_past - self._first
         rows = [self.row(place) for place in range(last - logits + 1, last + 1)]
@@ -102,8 +104,8 @@ class _Recorded:
 
 
 class _Target(_Recorded):
-    def __init__(self, rows: Rows, n_ctx: int, first: int, clock: _Clock, costs: Costs) -> None:
-        super().__init__(rows.shape[1], n_ctx, first, clock)
+    def __init__(self, rows: Rows, text: TextRecording, clock: _Clock, costs: Costs) -> None:
+        super().__init__(rows.shape[1], text, clock)
         self._rows, self._costs = rows, costs
 
     def cost(self, n_rows: int) -> float:
@@ -115,20 +117,14 @@ class _Target(_Recorded):
 
 
 class _Draft(_Recorded):
-    """``base`` is where its own cells begin: the row's depth is counted from there."""
+    """The draft. ``base`` is where its own cells begin: the row's depth is counted from there."""
 
     def __init__(
-        self,
-        own: Rows,
-        shared: Rows | None,
-        depth: NDArray[np.int8] | None,
-        n_ctx: int,
-        first: int,
-        clock: _Clock,
-        costs: Costs,
+        self, own: Rows, shared: Rows | None, text: TextRecording, clock: _Clock, costs: Costs
     ) -> None:
-        super().__init__(own.shape[1], n_ctx, first, clock)
-        self._own, self._shared, self._depth, self._costs = own, shared, depth, costs
+        super().__init__(own.shape[1], text, clock)
+        self._own, self._shared, self._costs = own, shared, costs
+        self._depth: NDArray[np.int8] | None = text.depth
         self.base = 0
 
     def cost(self, n_rows: int) -> float:
@@ -143,13 +139,30 @@ class _Draft(_Recorded):
         return row
 
 
-class _Courier:
+class _KvCopy:
     def __init__(self, source: _Target, destination: _Draft) -> None:
         self._source, self._destination = source, destination
 
     def copy(self, start: int) -> None:
         self._destination.tokens = list(self._source.tokens)
         self._destination.base = self._source.n_past
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the texts of a recording are drafted, and at what costs."""
+
+    costs: Costs
+    sampling: SamplingParams
+    params: DecodeParams
+    share_kv: bool
+    learned: Learned
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether sampling never draws from the tokens that a recording leaves out."""
+        s = self.sampling
+        return s.temperature == 0 or bool(s.top_k) or s.top_p < 1 or s.min_p > 0
 
 
 def replay(
@@ -165,42 +178,46 @@ def replay(
     """Draft through the texts that were recorded nearest to ``sampling``'s temperature.
 
     Each text is replayed ``repeats`` times, beginning a place later each time and with other
-    random numbers: where rounds happen to start matters. ``constants`` are those of the draft
-    policy. Raises UsageError for what a record cannot tell: penalties, n-grams, temperatures
-    above 1.5.
+    random numbers, because it matters where rounds happen to start. ``constants`` are those of the
+    draft policy. Raises UsageError for what a recording cannot answer: penalties, n-grams,
+    temperatures above 1.5.
     """
     _require(recording, sampling, params, share_kv)
-    wanted = min(recording.temperatures, key=lambda t: abs(t - sampling.temperature))
-    rounds: list[Round] = []
     learned = Learned.with_constants(constants, replace(costs, target_s=1.0))
+    way = _Way(costs, sampling, params, share_kv, learned)
+    nearest = min(recording.temperatures, key=lambda t: abs(t - sampling.temperature))
+    texts = [text for text in recording.texts if text.temperature == nearest]
+    rounds: list[Round] = []
     for repeat in range(repeats):
-        for place, text in enumerate(t for t in recording.texts if t.temperature == wanted):
+        for place, text in enumerate(texts):
             learned.start_text()
-            rng = SeededRng(1000 * repeat + place)
-            rounds += _replay_text(
-                _from(text, repeat), costs, sampling, params, share_kv, learned, rng
-            )
-    return _folded(rounds)
+            rounds += _replay_text(_cut_start(text, repeat), way, SeededRng(1000 * repeat + place))
+    return _fold(rounds)
 
 
 def _require(
     recording: Recording, sampling: SamplingParams, params: DecodeParams, share_kv: bool
 ) -> None:
     if KINDS[params.drafter].reads_text:
-        raise UsageError("a record holds what the draft model says: only --drafter model")
-    if sampling.temperature > 1.5:
-        raise UsageError("temperatures above 1.5 need more of each place than a record keeps")
+        raise UsageError("a recording has only what the draft model says: use --drafter model")
+    if sampling.temperature > _HOTTEST:
+        raise UsageError(
+            f"--temp is {sampling.temperature:g} but must be at most {_HOTTEST:g}: above it a "
+            "recording has too few tokens of each place"
+        )
     plain = SamplingParams()
     for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(sampling, name) != getattr(plain, name):
-            raise UsageError(f"{name} cannot be replayed: a record keeps places, not tokens")
+            raise UsageError(f"{name} cannot be replayed: a recording has places, not tokens")
     if share_kv and any(text.shared is None for text in recording.texts):
-        raise UsageError("this pair does not share its KV cells", hint="--share-kv off")
+        raise UsageError(
+            "this pair does not share its KV cells", hint="replay it with --share-kv off"
+        )
 
 
-def _from(text: TextRecording, start: int) -> TextRecording:
-    """A text without its first ``start`` places, as far as it is long enough."""
-    start = min(start, text.n - 2)
+def _cut_start(text: TextRecording, n_places: int) -> TextRecording:
+    """A text without its first places; at least two places are left."""
+    start = min(n_places, text.n - 2)
     return replace(
         text,
         n_prompt=text.n_prompt + start,
@@ -211,45 +228,36 @@ def _from(text: TextRecording, start: int) -> TextRecording:
     )
 
 
-def _replay_text(
-    text: TextRecording,
-    costs: Costs,
-    sampling: SamplingParams,
-    params: DecodeParams,
-    share_kv: bool,
-    learned: Learned,
-    rng: SeededRng,
-) -> list[Round]:
+def _replay_text(text: TextRecording, way: _Way, rng: SeededRng) -> list[Round]:
     clock = _Clock()
-    first = text.n_prompt
-    n_ctx = first + text.n
-    truncated = bool(sampling.top_k) or sampling.top_p < 1 or sampling.min_p > 0
-    n_rest = 0 if truncated or sampling.temperature == 0 else text.n_rest
+    n_rest = 0 if way.is_truncated else text.n_rest
 
-    def fitted(rows: Logs) -> Rows:
-        return with_rest(rows.astype(np.float32), n_rest, sampling.temperature or 1.0)
+    def complete(rows: Logs) -> Rows:
+        return with_rest(rows.astype(np.float32), n_rest, way.sampling.temperature or 1.0)
 
-    target = _Target(fitted(text.target), n_ctx, first, clock, costs)
-    draft = _Draft(
-        fitted(text.own),
-        fitted(text.shared) if share_kv and text.shared is not None else None,
-        text.depth, n_ctx, first, clock, costs,
-    )  # fmt: skip
-    courier = _Courier(target, draft) if share_kv else None
+    shared = complete(text.shared) if way.share_kv and text.shared is not None else None
+    target = _Target(complete(text.target), text, clock, way.costs)
+    draft = _Draft(complete(text.own), shared, text, clock, way.costs)
+    kv_copy = _KvCopy(target, draft) if way.share_kv else None
+    n_vocab = target.vocab.n_tokens
     return list(
         Decoding(
-            target, ModelDrafter(draft, target.vocab.n_tokens, courier), [0] * first,
-            Sampler(sampling, target.vocab.n_tokens),
-            schedule_for(params, params.most_drafted, learned),
-            rng, clock, verification=params.verification,
+            target,
+            ModelDrafter(draft, n_vocab, kv_copy),
+            [0] * text.n_prompt,
+            Sampler(way.sampling, n_vocab),
+            schedule_for(way.params, way.params.most_drafted, way.learned),
+            rng,
+            clock,
+            verification=way.params.verification,
         )
-    )  # fmt: skip
+    )
 
 
 def with_rest(rows: Rows, n_rest: int, temperature: float) -> Rows:
     """Rows whose last column stands for ``n_rest`` tokens that share its mass evenly.
 
-    At a temperature it weighs as much as these tokens would together. 0: it is left out.
+    At a temperature the column weighs as much as these tokens would together; ``n_rest`` 0 bans it.
     """
     out: Rows = rows.copy()
     if n_rest:
@@ -259,33 +267,40 @@ def with_rest(rows: Rows, n_rest: int, temperature: float) -> Rows:
     return out
 
 
-def _folded(rounds: Sequence[Round]) -> Replayed:
+def _fold(rounds: Sequence[Round]) -> Replayed:
     later = [r for r in rounds if not r.n_prompt]
     counts = count(later)
     n_tokens = sum(r.n_emitted for r in later)
-    spent = sum(r.times.total_s for r in later)
+    seconds = sum(r.times.total_s for r in later)
     return Replayed(
-        n_tokens,
-        counts.alpha,
-        counts.draft_yield,
-        counts.tau,
-        n_tokens / spent if spent else 1.0,
-        alpha_by_place(*by_place(later)),
+        n_tokens=n_tokens,
+        alpha=counts.alpha,
+        draft_yield=counts.draft_yield,
+        tau=counts.tau,
+        speedup=n_tokens / seconds if seconds else 1.0,
+        alpha_at=alpha_by_place(*by_place(later)),
     )
 
 
 def synthetic(alpha: float, n: int = 3000) -> Recording:
-    """A record of ``n`` places at which every draft token is accepted with probability ``alpha``.
+    """A recording of ``n`` places at which each draft token has the acceptance rate ``alpha``.
 
     p is sure of one token, q gives it ``alpha``: at temperature 1, sum min(p, q) = alpha.
     """
     if not 0 < alpha <= 1:
-        raise UsageError(f"alpha is {alpha}, but must be above 0 and at most 1")
+        raise UsageError(f"--alpha is {alpha} but must be above 0 and at most 1")
     with np.errstate(divide="ignore"):
         p = np.log(np.array([1.0, 0.0, 0.0], np.float64))
         q = np.log(np.array([alpha, 1 - alpha, 0.0], np.float64))
     rows = [np.tile(row.astype(np.float16), (n, 1)) for row in (p, q)]
     text = TextRecording(
-        "synthetic", 1.0, 1, 0, rows[0], rows[1], rows[1][None], np.ones((1, n), np.int8)
+        kind="synthetic",
+        temperature=1.0,
+        n_prompt=1,
+        n_rest=0,
+        target=rows[0],
+        own=rows[1],
+        shared=rows[1][None],
+        depth=np.ones((1, n), np.int8),
     )
     return Recording({"alpha": alpha}, (text,))

@@ -1,4 +1,4 @@
-"""Threads, flash attention and cache types: which of them makes a pair fastest on this machine."""
+"""Threads, flash attention and cache types: the settings that make a pair fastest here."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from qdraft.decoding.policy.model import best_n_draft
 from qdraft.errors import QDraftError
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
-from qdraft.llama.progress import Progress
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.spec import PairSpec
 from qdraft.making.costs import measure_costs, seconds_of_one
 from qdraft.session.opening import open_spec
 
+_EVEN = 0.97  # share of the fastest from which a setting counts as equally fast
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to load a pair. ``per_second`` is what the cost model expects with the draft.
+    """One way to load a pair. ``per_second`` is the speed that the cost model expects with a draft.
 
-    ``same_output`` is False where the target computes something else: then it is no choice
-    between speeds. ``error`` stands for the figures where it does not load.
+    ``same_output`` is False if the target computes something else, which is not a matter of
+    speed. If ``error`` is set, the pair does not load so and the figures are 0.
     """
 
     name: str
@@ -41,30 +43,35 @@ def try_settings(
     draft: Path,
     params: EngineParams,
     alpha: float,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Iterator[Setting]:
     """Load the pair with each setting in turn and measure it: threads first, then the rest.
 
-    The rest is tried with the best number of threads. alpha is taken to be the same everywhere.
+    The rest is tried with the best number of threads. alpha is assumed to be the same everywhere.
     """
-    threads = _threads()
-    n_all = len(threads) + 2
-    found: list[Setting] = []
-
-    def tried(name: str, how: EngineParams, *, same_output: bool = True) -> Setting:
-        if progress:
-            progress("trying settings", len(found), n_all)
-        found.append(_measure(name, target, draft, how, alpha, same_output=same_output))
-        if progress:
-            progress("trying settings", len(found), n_all)
-        return found[-1]
-
-    for n in threads:
-        yield tried(f"{n} threads" if n > 1 else "1 thread", replace(params, n_threads=n))
-    base = max(found, key=lambda one: one.per_second).params
-    yield tried("without flash attention", replace(base, flash_attn="off"), same_output=False)
-    eight = replace(base, cache_type_k="q8_0", cache_type_v="q8_0")
-    yield tried("KV cache in q8_0", eight, same_output=False)
+    settings = [
+        Setting("1 thread" if n == 1 else f"{n} threads", replace(params, n_threads=n))
+        for n in _threads()
+    ]
+    n_all = len(settings) + 2
+    measured: list[Setting] = []
+    for setting in settings:
+        progress("trying settings", len(measured), n_all)
+        measured.append(_measure(setting, target, draft, alpha))
+        yield measured[-1]
+    base = max(measured, key=lambda setting: setting.per_second).params
+    others = [
+        Setting("without flash attention", replace(base, flash_attn="off"), same_output=False),
+        Setting(
+            "KV cache in q8_0",
+            replace(base, cache_type_k="q8_0", cache_type_v="q8_0"),
+            same_output=False,
+        ),
+    ]
+    for i, setting in enumerate(others):
+        progress("trying settings", len(measured) + i, n_all)
+        yield _measure(setting, target, draft, alpha)
+    progress("trying settings", n_all, n_all)
 
 
 def _threads() -> list[int]:
@@ -74,23 +81,30 @@ def _threads() -> list[int]:
     return sorted({1, max(1, cores // 2), cores, allowed})
 
 
-def _measure(
-    name: str, target: Path, draft: Path, params: EngineParams, alpha: float, *, same_output: bool
-) -> Setting:
+def _measure(setting: Setting, target: Path, draft: Path, alpha: float) -> Setting:
+    """The setting with its figures, or with the error that loading the pair gave."""
+    spec = PairSpec.of(target, draft, setting.params, keep_draft=True)
     try:
-        with open_spec(PairSpec.of(target, draft, params, keep_draft=True)) as pair:
-            assert pair.draft_engine
-            c, v = measure_costs(pair.target_engine, pair.draft_engine, time.perf_counter)
-            target_s = seconds_of_one(pair.target_engine, time.perf_counter)
+        with open_spec(spec) as pair, pair.sequences() as own:
+            assert own.draft
+            costs = measure_costs(own.target, own.draft, time.perf_counter)
+            target_s = seconds_of_one(own.target, time.perf_counter)
     except QDraftError as error:
-        return Setting(name, params, same_output=same_output, error=str(error))
-    n_draft, speed = best_n_draft(alpha, c, v)
-    return Setting(name, params, 1 / target_s, c, n_draft, speed / target_s, same_output)
+        return replace(setting, error=str(error))
+    c = costs.c["model"]
+    n_draft, speedup = best_n_draft(alpha, c, costs.v)
+    return replace(
+        setting,
+        target_per_second=1 / target_s,
+        c=c,
+        n_draft=n_draft,
+        per_second=speedup / target_s,
+    )
 
 
-def choose_setting(found: list[Setting]) -> Setting:
-    """The fastest of those that compute the same; fewer threads where it makes no difference."""
-    same = [one for one in found if one.same_output and not one.error]
-    fastest = max(same, key=lambda one: one.per_second)
-    near = [one for one in same if one.per_second > 0.97 * fastest.per_second]
-    return min(near, key=lambda one: one.params.n_threads)
+def choose_setting(settings: list[Setting]) -> Setting:
+    """The fastest setting with the same output; of equally fast ones that with fewest threads."""
+    same = [setting for setting in settings if setting.same_output and not setting.error]
+    fastest = max(same, key=lambda setting: setting.per_second)
+    near = [setting for setting in same if setting.per_second > _EVEN * fastest.per_second]
+    return min(near, key=lambda setting: setting.params.n_threads)

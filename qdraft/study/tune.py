@@ -1,35 +1,34 @@
-"""The best way to draft with a pair: replayed on a record of it, and confirmed live."""
+"""The best way to draft with a pair: replayed on a recording of it, and confirmed live."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.policy.model import Costs
-from qdraft.decoding.rates import draft_cost, target_seconds, verify_costs
-from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
-from qdraft.llama.progress import Progress
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.making.calibration import takes_a_chat
+from qdraft.making.costs import LENGTHS, live_costs
 from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.session.pair import Pair
 from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import WARM_UP, Task
-from qdraft.study.recording import Recording, record
+from qdraft.study.recording import RecordedTokens, Recording, TextRecording, record
 from qdraft.study.replay import Replayed, replay
 from qdraft.study.settings import Setting
 
-_LENGTHS = range(1, 9)
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
+_FEWEST = 3  # tokens of a text that is recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One way to draft: what the replay makes of it, and what it did live, where that was tried."""
+    """One way to draft: what the replay gave, and what it did live if it was confirmed."""
 
     params: DecodeParams
     replayed: Replayed
@@ -39,23 +38,26 @@ class Tried:
     @property
     def name(self) -> str:
         """The way in a few words."""
-        p = self.params
-        how = {
-            "auto": "auto",
-            "fixed": f"fixed {p.n_draft}",
-            "confidence": f"confidence {p.p_min:g}" if p.p_min is not None else "confidence",
-        }[p.draft_policy]
-        return how if p.verification == "block" else f"{how} (token)"
+        params = self.params
+        name = params.draft_policy
+        if name == "fixed":
+            name += f" {params.n_draft}"
+        if name == "confidence" and params.p_min is not None:
+            name += f" {params.p_min:g}"
+        return name if params.verification == "block" else f"{name} (token)"
 
 
 def ways(temperature: float) -> list[DecodeParams]:
-    """All that is replayed: lengths, confidences, the measured policy; above 0 by both rules."""
-    found = [DecodeParams()]
-    found += [DecodeParams(draft_policy="fixed", n_draft=n) for n in _LENGTHS]
-    found += [DecodeParams(draft_policy="confidence", n_draft=8, p_min=p) for p in _CONFIDENCES]
+    """The ways to replay: the measured policy, lengths and confidences.
+
+    Above temperature 0 each under both rules of verification.
+    """
+    params = [DecodeParams()]
+    params += [DecodeParams(draft_policy="fixed", n_draft=n) for n in LENGTHS]
+    params += [DecodeParams(draft_policy="confidence", n_draft=8, p_min=p) for p in _CONFIDENCES]
     if temperature > 0:
-        found += [replace(way, verification="token") for way in found]
-    return found
+        params += [replace(way, verification="token") for way in params]
+    return params
 
 
 def record_pair(
@@ -64,88 +66,72 @@ def record_pair(
     temperatures: Sequence[float],
     sampling: SamplingParams,
     n_predict: int,
-    about: dict[str, Any],
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Recording:
-    """Let the target write each task at each temperature, and record both models along it."""
-    assert pair.draft_engine
-    copy = pair.courier.copy if pair.courier else None
-    texts = []
+    """Let the target generate each task at each temperature, and record both models along it.
+
+    ``n_predict`` is the number of tokens of each text. ``about`` of the recording has the costs of
+    the pair. Raises UsageError if the texts are too short.
+    """
+    texts: list[TextRecording] = []
     raw = not takes_a_chat(pair, WARM_UP)
     n_all = len(tasks) * len(temperatures)
+    n_done = 0
     for place, task in enumerate(tasks):
+        alone = DecodeParams(n_predict=n_predict, n_draft=0, seed=place)
         for temperature in temperatures:
-            written = pair.generate(
-                task.prompt, replace(sampling, temperature=temperature),
-                DecodeParams(n_predict=n_predict, n_draft=0, seed=place), raw=raw,
-            )  # fmt: skip
+            how = replace(sampling, temperature=temperature)
+            written = pair.generate(task.prompt, how, alone, raw=raw)
             written.read()
-            tokens = [*written.prompt, *written.tokens]
-            if len(written.tokens) > 2:
-                texts.append(
-                    record(
-                        pair.target_engine, pair.draft_engine, tokens, len(written.prompt),
-                        kind=task.kind, temperature=temperature, copy=copy,
-                    )
-                )  # fmt: skip
-            if progress:
-                done = place * len(temperatures) + temperatures.index(temperature) + 1
-                progress("recording", done, n_all)
+            if len(written.tokens) >= _FEWEST:
+                tokens = [*written.prompt, *written.tokens]
+                text = RecordedTokens(tokens, len(written.prompt), task.kind, temperature)
+                texts.append(_record_text(pair, text))
+            n_done += 1
+            progress("recording", n_done, n_all)
     if not texts:
-        raise UsageError("the target's texts are too short to record", hint="another target, or -n")
-    costs = live_costs(pair, replace(sampling, temperature=temperatures[-1]), progress)
-    told = {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}}
-    return Recording({**about, "costs": told}, tuple(texts))
+        raise UsageError(
+            "the target's texts are too short to record",
+            hint="record longer texts with --n-predict, or choose another target",
+        )
+    how = replace(sampling, temperature=temperatures[-1])
+    costs = live_costs(pair, WARM_UP, how, progress)
+    about = {"costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}}}
+    return Recording(about, tuple(texts))
 
 
-def live_costs(pair: Pair, sampling: SamplingParams, progress: Progress | None = None) -> Costs:
-    """c and v as rounds have them: with sampling, the courier and the loop's own time.
-
-    From texts with drafts of each length, between texts without one.
-    """
-    raw = not takes_a_chat(pair, WARM_UP)
-    rounds: list[Round] = []
-    for i, n_draft in enumerate(_LENGTHS):
-        for n in (0, n_draft):
-            params = DecodeParams(n_predict=28, draft_policy="fixed", n_draft=n, seed=i)
-            text = pair.generate(WARM_UP, sampling, params, raw=raw)
-            text.read()
-            rounds += text.rounds[2:]
-        if progress:
-            progress("measuring costs", i + 1, len(_LENGTHS))
-    target_s = target_seconds(rounds)
-    c, v = draft_cost(rounds, target_s), verify_costs(rounds, target_s)
-    if c is None or not v:
-        raise UsageError("the target's texts are too short to measure what a draft costs")
-    return Costs({"model": c}, v)
+def _record_text(pair: Pair, text: RecordedTokens) -> TextRecording:
+    with pair.sequences() as own:
+        assert own.draft
+        copy = own.kv_copy.copy if own.kv_copy else None
+        return record(own.target, own.draft, text, copy)
 
 
 def costs_of(recording: Recording) -> Costs | None:
-    """The costs that were measured when a recording was recorded."""
-    told = recording.about.get("costs")
-    if not told:
+    """The costs that were measured with a recording; None for a synthetic one."""
+    costs = recording.about.get("costs")
+    if not costs:
         return None
-    return Costs({"model": float(told["c"])}, {int(n): float(x) for n, x in told["v"].items()})
+    return Costs({"model": float(costs["c"])}, {int(n): float(x) for n, x in costs["v"].items()})
 
 
 def replay_ways(
     recording: Recording,
     costs: Costs,
     sampling: SamplingParams,
-    found: Sequence[DecodeParams],
+    params: Sequence[DecodeParams],
     *,
     share_kv: bool,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> list[Tried]:
     """Replay each way; the fastest first."""
     tried = []
-    repeats = 1 if "alpha" in recording.about else 4  # a synthetic record is long enough
-    for i, params in enumerate(found):
-        made = replay(recording, costs, sampling, params, share_kv=share_kv, repeats=repeats)
-        tried.append(Tried(params, made))
-        if progress:
-            progress("replaying", i + 1, len(found))
-    return sorted(tried, key=lambda one: -one.replayed.speedup)
+    repeats = 1 if "alpha" in recording.about else 4  # a synthetic recording is long enough
+    for i, way in enumerate(params):
+        replayed = replay(recording, costs, sampling, way, share_kv=share_kv, repeats=repeats)
+        tried.append(Tried(way, replayed))
+        progress("replaying", i + 1, len(params))
+    return sorted(tried, key=lambda way: -way.replayed.speedup)
 
 
 def confirm(
@@ -154,23 +140,19 @@ def confirm(
     sampling: SamplingParams,
     tried: Sequence[Tried],
     n_predict: int,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Iterator[Tried]:
     """Run each of ``tried`` live on ``tasks``, beside the target alone."""
-    for one in tried:
-        params = replace(one.params, n_predict=n_predict, seed=1)
+    for way in tried:
+        params = replace(way.params, n_predict=n_predict, seed=1)
 
-        def step(what: str, done: float, of: float, name: str = one.name) -> None:
-            if progress and what == "measuring":
+        def step(what: str, done: float, of: float, name: str = way.name) -> None:
+            if what == bench.MEASURING:
                 progress(f"confirming {name}", done, of)
 
-        samples = list(
-            bench.measure(
-                pair, tasks, [sampling.temperature], sampling=sampling, params=params, progress=step
-            )
-        )
+        samples = list(bench.measure(pair, tasks, [sampling], params, progress=step))
         total = fold(samples, pair.learned.costs.medians()).total
-        yield replace(one, live=total.speedup, live_alpha=total.alpha)
+        yield replace(way, live=total.speedup, live_alpha=total.alpha)
 
 
 def choose_winner(tried: Sequence[Tried]) -> Tried:

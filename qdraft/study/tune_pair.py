@@ -124,9 +124,9 @@ class Tuner:
                 [temperature],
                 self.sampling,
                 self.n_predict,
-                about,
                 self.progress,
             )
+            recording = replace(recording, about={**about, **recording.about})
             costs = costs_of(recording)
             assert costs
             tried = replay_ways(
