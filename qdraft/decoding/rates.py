@@ -98,16 +98,21 @@ def target_seconds(rounds: Sequence[Round]) -> float | None:
     return median(times) if times else None
 
 
-def draft_cost(rounds: Sequence[Round], target_s: float | None) -> float | None:
-    """c: the median draft row over ``target_s``; None if nothing was measured.
+def draft_row_seconds(round: Round, n_read_free: int = CONSTANTS.n_read_free) -> float | None:
+    """Seconds of a draft row of a round.
 
-    Drafts that first had to read a part of the text do not count.
+    None if the round paid for no row, or if the drafter first had to read more than
+    ``n_read_free`` tokens of the text.
     """
-    rows = [
-        r.times.draft_s / r.draft.n_rows
-        for r in rounds
-        if r.draft.n_rows and r.draft.n_caught_up <= CONSTANTS.n_read_free
-    ]
+    draft = round.draft
+    if not draft.n_rows or draft.n_caught_up > n_read_free:
+        return None
+    return round.times.draft_s / draft.n_rows
+
+
+def draft_cost(rounds: Sequence[Round], target_s: float | None) -> float | None:
+    """c: the median draft row over ``target_s``; None if nothing was measured."""
+    rows = [row_s for r in rounds if (row_s := draft_row_seconds(r)) is not None]
     return median(rows) / target_s if target_s and rows else None
 
 

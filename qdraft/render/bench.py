@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio
+from qdraft.decoding.rates import ratio
 from qdraft.render.tables import Entry, Sheet
 from qdraft.study.bench_rows import Bench, BenchRow
 from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart
@@ -113,13 +114,13 @@ def _rates(row: BenchRow) -> tuple[Entry, ...]:
     return (row.alpha, row.draft_yield, row.tau, *_ends(row.speedup))
 
 
-def _ends(ratio: Ratio | None) -> tuple[Entry, Entry, Entry]:
-    return (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
+def _ends(speedup: Ratio | None) -> tuple[Entry, Entry, Entry]:
+    return (speedup.value, speedup.low, speedup.high) if speedup else (None, None, None)
 
 
 def _source(name: str, counts: dict[str, int]) -> tuple[Entry, ...]:
     tested, accepted = counts["n_tested"], counts["n_accepted"]
-    return (name, counts["n_drafted"], tested, accepted, accepted / tested if tested else None)
+    return (name, counts["n_drafted"], tested, accepted, ratio(accepted, tested))
 
 
 def _number(temperature: float | None) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 
 from qdraft.decoding.policy.constants import CONSTANTS, PolicyConstants
 from qdraft.decoding.policy.model import Costs, interpolate_v
+from qdraft.decoding.rates import draft_row_seconds
 from qdraft.decoding.records import Round
 
 
@@ -88,7 +89,7 @@ class CostTable:
 
         Verification counts as a part of the target's decode.
         """
-        verify_s = round.times.verify_s + round.times.other_s
+        verify_s = round.times.target_s
         among_others, self._drafted_last = self._drafted_last, bool(round.n_draft)
         self._n_rounds += 1
         self._v_estimated.clear()
@@ -105,8 +106,9 @@ class CostTable:
             if self._counts(width, among_others):
                 self._v[width].append(ratio)
                 self._v_median[width] = median(self._v[width])
-        if round.draft.n_rows and round.draft.n_caught_up <= self.constants.n_read_free:
-            source, ratio = round.source, round.times.draft_s / round.draft.n_rows / self._target_s
+        row_s = draft_row_seconds(round, self.constants.n_read_free)
+        if row_s is not None:
+            source, ratio = round.source, row_s / self._target_s
             if self._counts(source, among_others):
                 self._c[source].append(ratio)
                 self._c_median[source] = median(self._c[source])
