@@ -117,20 +117,28 @@ def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
 
 @pytest.mark.real
 def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> None:
-    """Every prompt, across the edges of the cache view at 256 and 512 cells."""
+    """Every prompt, and two that end just before the edges of the cache view: 256 and 512 cells."""
     longest = exact_pair.bit_identity(8)
     if longest.n_draft == 0:
         pytest.skip(f"no exact batch on this build and CPU: {longest}")
     endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
-    drafted = 0
-    for i, prompt in enumerate(PROMPTS):
-        n_predict = 500 if i == 0 else 40
+    drafted, n_predict = 0, 32
+    vocab = exact_pair.target_engine.vocab
+    edges = {}
+    for edge in (256, 512):
+        prompt = PROMPTS[0]
+        while len(vocab.tokenize(prompt)) < edge - 60:  # with the chat template 30 tokens more
+            prompt += " Every storm has a name."
+        edges[prompt] = edge
+    for prompt in (*PROMPTS, *edges):
         exact = DecodeParams(n_predict=n_predict, draft_policy="fixed", n_draft=8, exact=True)
         text = exact_pair.generate(prompt, endless, exact)
         text.read()
         alone = exact_pair.generate(prompt, endless, DecodeParams(n_predict=n_predict, n_draft=0))
         alone.read()
         assert text.tokens == alone.tokens, prompt
+        if prompt in edges:
+            assert len(text.prompt) < edges[prompt] < len(text.prompt) + n_predict
         assert max(r.n_draft for r in text.rounds) <= longest.n_draft
         assert text.bit_identity == longest
         drafted += text.summary.n_accepted

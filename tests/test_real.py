@@ -65,9 +65,9 @@ def self_pair(source_file: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_equals_the_target_alone(exact_pair: Pair, prompt: str) -> None:
-    drafted = exact_pair.generate(prompt, GREEDY, fixed(n_predict=100))
+    drafted = exact_pair.generate(prompt, GREEDY, fixed(n_predict=48))
     drafted.read()
-    alone = exact_pair.generate(prompt, GREEDY, fixed(n_predict=100, n_draft=0))
+    alone = exact_pair.generate(prompt, GREEDY, fixed(n_predict=48, n_draft=0))
     alone.read()
     check = drafted.check()
     assert check.same == (drafted.tokens == alone.tokens)
@@ -88,9 +88,9 @@ def test_a_file_paired_with_itself_accepts_nearly_everything(
     params = SamplingParams(
         temperature=sampling.temperature, top_k=0, top_p=1, min_p=0, logit_bias=ENDLESS
     )
-    text = self_pair.generate(PROMPTS[2], params, fixed(n_predict=500, seed=1))
+    text = self_pair.generate(PROMPTS[2], params, fixed(n_predict=200, seed=1))
     text.read()
-    assert len(text.tokens) == 500
+    assert len(text.tokens) == 200
     assert text.summary.alpha is not None
     assert text.summary.alpha >= 0.98
     drafted = [r for r in text.rounds if r.n_draft]
@@ -121,7 +121,7 @@ def test_acceptance_of_a_known_pair(pair: Pair) -> None:
 
 
 def test_sampled_text_stays_in_the_support(pair: Pair) -> None:
-    text = pair.generate(PROMPTS[2], SamplingParams(), fixed(n_predict=100, seed=3))
+    text = pair.generate(PROMPTS[2], SamplingParams(), fixed(n_predict=50, seed=3))
     text.read()
     check = text.check()
     assert check.same
@@ -139,7 +139,7 @@ def test_same_seed_same_text(pair: Pair) -> None:
 
 def test_chunks_equal_the_whole(pair: Pair) -> None:
     text = pair.generate(
-        "Answer with emoji and Japanese: 日本語 🦙", PLAIN, fixed(n_predict=120, seed=5)
+        "Answer with emoji and Japanese: 日本語 🦙", PLAIN, fixed(n_predict=60, seed=5)
     )
     chunks = list(text)
     pieces = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens)
@@ -291,7 +291,7 @@ def test_closing_in_the_middle_ends_the_text(smollm2: tuple[Path, Path]) -> None
 def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> None:
     for _ in range(3):
         opened = Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=256)))
-        text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=40))
+        text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=20))
         chunks = iter(text)
         started = threading.Event()
 
@@ -308,7 +308,7 @@ def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> N
         started.wait(timeout=60)
         opened.close()
         other.join(timeout=60)
-        assert len(text.tokens) == 40
+        assert len(text.tokens) == 20
 
 
 def test_twenty_texts_in_a_row_stay_in_step(self_pair: Pair) -> None:
@@ -336,7 +336,7 @@ class TestSharedKv:
                 assert opened.kv.shared == (share == "auto")
                 accepted = tested = 0
                 for prompt in PROMPTS:
-                    text = opened.generate(prompt, GREEDY, fixed(n_predict=80))
+                    text = opened.generate(prompt, GREEDY, fixed(n_predict=40))
                     text.read()
                     accepted += text.summary.n_accepted
                     tested += text.summary.n_tested
@@ -391,9 +391,9 @@ class TestSharedKv:
         params = EngineParams(n_ctx=512)
         with Pair(PairSpec.of(*smollm2, params, draft_params=EngineParams(n_ctx=64))) as opened:
             endless = SamplingParams(temperature=0, logit_bias=ENDLESS)
-            text = opened.generate(PROMPTS[2], endless, fixed(n_predict=100))
+            text = opened.generate(PROMPTS[2], endless, fixed(n_predict=60))
             text.read()
-            assert len(text.tokens) == 100
+            assert len(text.tokens) == 60
             assert text.summary.n_accepted > 0
             assert all(r.n_draft == 0 for r in text.rounds if r.n_context > 64)
 
@@ -416,14 +416,14 @@ class TestRepetitions:
     ) -> None:
         params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
         with Pair(PairSpec.of(source_file, smollm2[1], params, share_kv=share_kv)) as opened:
-            plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, n_draft=0))
+            plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, n_draft=0))
             plain.read()
             assert opened.draft_engine is not None
             n_vocab = opened.target_engine.vocab.n_tokens
             if alone:
                 model = ModelDrafter(opened.draft_engine, n_vocab, opened.courier)
                 monkeypatch.setattr(opened, "drafter", lambda *_: CascadeAlone(model))
-            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, drafter="hybrid"))
+            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, drafter="hybrid"))
             text.read()
             check = text.check()
             assert check.same or check.explained
