@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import patch
@@ -34,17 +35,19 @@ def qdraft(*args: str, stdin: str | None = None, **env: str) -> CompletedProcess
     levels = [(logger, logger.level, logger.propagate) for logger in loggers]
     module = types.ModuleType("__main__")  # its package is the name of the program in a usage line
     module.__package__ = "qdraft"
+    outer = sys.modules["__main__"]
     status: object = None
     try:
+        sys.modules["__main__"] = module
         with (
             patch.multiple(sys, stdin=given, stdout=out, stderr=err, argv=["__main__.py"]),
-            patch.dict(sys.modules, {"__main__": module}),
             patch.dict(os.environ, {"COLUMNS": "80", "LINES": "25", **env}),
         ):
             main(args)
     except SystemExit as end:
         status = end.code
     finally:
+        sys.modules["__main__"] = outer
         for logger, level, propagate in levels:
             logger.setLevel(level)
             logger.propagate = propagate
@@ -65,6 +68,28 @@ def qdraft_process(*args: str, stdin: str | None = None, **env: str) -> Complete
         timeout=300,
         check=False,
     )
+
+
+def qdraft_batch(*commands: Sequence[str]) -> list[CompletedProcess[str]]:
+    """Run commands one after the other in one process of their own; each as ``qdraft`` does."""
+    code = (
+        "import json, sys; from invoke import qdraft; "
+        "ended = [qdraft(*args) for args in json.loads(sys.argv[1])]; "
+        "print(json.dumps([[x.args, x.returncode, x.stdout, x.stderr] for x in ended]))"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [CompletedProcess(*ended) for ended in json.loads(done.stdout)]
 
 
 def one_error(result: CompletedProcess[str], status: int) -> str:
