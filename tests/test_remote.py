@@ -25,7 +25,7 @@ from servers import Relay, free_port, namespaces, require_rpc, server
 
 pytestmark = pytest.mark.real
 
-SHORT = ("-p", "Why is the sky blue?", "-n", "24", "--temp", "0", "-t", "1", "-c", "512")
+SHORT = ("-p", "Why is the sky blue?", "-n", "16", "--temp", "0", "-t", "1", "-c", "512")
 FIXED = ("--draft-policy", "fixed")
 Files = tuple[str, ...]
 
