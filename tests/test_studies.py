@@ -341,7 +341,7 @@ class TestExplain:
         assert (found.speedup, found.n_draft) == (1.0, 0)
         assert "even if every token were accepted" in found.words
         low = explain(Figures(0.5, {2: 1.2}, {0.0: 0.4}), Situation())[0]
-        assert "alpha is 0.40, and 1 a round need 0.70" in low.words
+        assert "alpha is 0.40, but n_draft 1 needs 0.70" in low.words
 
     def test_a_long_prompt_hides_the_gain(self) -> None:
         known = replace(FIGURES, prompt_cost=0.1)

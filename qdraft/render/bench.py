@@ -9,54 +9,59 @@ from qdraft.decoding.intervals import Ratio
 from qdraft.decoding.rates import ratio
 from qdraft.render.tables import Entry, Sheet
 from qdraft.study.bench_rows import Bench, BenchRow
-from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart
+from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart, speed_chart
+
+_SPEEDS = (
+    "kind",
+    "T",
+    "alone",
+    "t/s",
+    "x alone",
+    "low",
+    "high",
+    "predicted",
+    "ttft s",
+    "alone s",
+)
+_RATES = ("by", "alpha", "draft yield", "tau", "x alone", "low", "high")
+_SOURCES = ("source", "drafted", "tested", "accepted", "alpha")
 
 
 def sheets(bench: Bench) -> list[Sheet]:
-    """Speed by kind and temperature, and acceptance by task, temperature and place."""
-    speeds = (
-        "kind", "T", "alone", "t/s", "x alone", "low", "high", "predicted", "ttft s", "alone s",
-    )  # fmt: skip
-    rows = [*bench.rows, bench.total] if len(bench.rows) > 1 else [bench.total]
-    found = [
-        Sheet(
-            f"tokens per second, total over total of {bench.total.n_texts} texts",
-            speeds,
-            tuple(map(_speed, rows)),
-        )
-    ]
-    rates = ("by", "alpha", "draft yield", "tau", "x alone", "low", "high")
-    grouped = [
+    """Speed by kind and temperature; acceptance by kind, temperature, source and place; costs."""
+    total = bench.total
+    rows = [*bench.rows, total] if len(bench.rows) > 1 else [total]
+    groups = [
         *((f"T {row.temperature:g}", row) for row in bench.by_temperature),
         *((row.kind or "", row) for row in bench.by_kind),
-        ("all", bench.total),
+        ("all", total),
     ]
-    found.append(
+    tables = [
         Sheet(
-            "acceptance and speed-up by task and temperature",
-            rates,
-            tuple((name, *_rates(row)) for name, row in grouped),
-        )
-    )
-    total = bench.total
+            f"tokens per second, total over total of {total.n_texts} texts",
+            _SPEEDS,
+            tuple(map(_speed, rows)),
+        ),
+        Sheet(
+            "acceptance and speed-up by kind and temperature",
+            _RATES,
+            tuple((name, *_rates(row)) for name, row in groups),
+        ),
+    ]
     if len(total.sources) > 1:
-        counts = ("source", "drafted", "tested", "accepted", "alpha")
-        found.append(
-            Sheet(
-                "by source of the draft", counts, tuple(_source(*s) for s in total.sources.items())
-            )
-        )
+        counts = tuple(_source(name, of_source) for name, of_source in total.sources.items())
+        tables.append(Sheet("by source of the draft", _SOURCES, counts))
     if total.alpha_at:
         places = tuple((i + 1, alpha) for i, alpha in enumerate(total.alpha_at))
-        found.append(Sheet("acceptance by place in the draft", ("place", "alpha"), places))
+        tables.append(Sheet("acceptance by place in the draft", ("place", "alpha"), places))
     if total.rounds_by_accepted:
         counted = tuple(enumerate(total.rounds_by_accepted))
-        found.append(Sheet("rounds by tokens accepted", ("accepted", "rounds"), counted))
+        tables.append(Sheet("rounds by tokens accepted", ("accepted", "rounds"), counted))
     if bench.v:
-        costs: tuple[tuple[Entry, ...], ...] = tuple((n, x) for n, x in sorted(bench.v.items()))
-        of_draft = ", ".join(f"c of {source} {x:.3f}" for source, x in bench.c.items())
-        found.append(Sheet(f"costs in target tokens: {of_draft}", ("rows", "v"), costs))
-    return found
+        costs: tuple[tuple[Entry, ...], ...] = tuple(sorted(bench.v.items()))
+        c = ", ".join(f"c of {source} {x:.3f}" for source, x in bench.c.items())
+        tables.append(Sheet(f"costs in target tokens: {c}", ("rows", "v"), costs))
+    return tables
 
 
 def charts(bench: Bench) -> list[Chart]:
@@ -64,35 +69,24 @@ def charts(bench: Bench) -> list[Chart]:
     total = bench.total
     groups = [*bench.by_temperature, *bench.by_kind]
     names = tuple(row.kind if row.kind is not None else f"T {row.temperature:g}" for row in groups)
-    ratios = [row.speedup for row in groups]
-    found: list[Chart] = [
-        BarChart(
-            "Speed-up", "times the target alone", names,
-            {
-                "achieved": tuple(r.value if r else None for r in ratios),
-                "predicted": tuple(row.predicted for row in groups),
-            },
-            even=1.0,
-            low={
-                "achieved": tuple(r.low if r else None for r in ratios),
-                "predicted": (None,) * len(groups),
-            },
-            high={
-                "achieved": tuple(r.high if r else None for r in ratios),
-                "predicted": (None,) * len(groups),
-            },
+    predicted = [None if row.predicted is None else Ratio(row.predicted) for row in groups]
+    drawn: list[Chart] = [
+        speed_chart(
+            "Speed-up",
+            "speed (times the target alone)",
+            names,
+            {"achieved": [row.speedup for row in groups], "predicted": predicted},
         )
-    ]  # fmt: skip
+    ]
     if total.n_tested:
-        found.append(
-            BarChart("Acceptance", "alpha", names, {"alpha": tuple(row.alpha for row in groups)})
-        )
-        found.append(places_chart(total.alpha_at))
+        alphas = {"alpha": tuple(row.alpha for row in groups)}
+        drawn.append(BarChart("Acceptance", "acceptance rate alpha", names, alphas))
+        drawn.append(places_chart(total.alpha_at))
     if bench.v:
-        lengths = total.rounds_by_accepted
-        used = round(total.n_drafted / sum(lengths)) if sum(lengths) else None
-        found.append(costs_chart(bench.v, bench.c.get("model"), used))
-    return found
+        n_rounds = sum(total.rounds_by_accepted)
+        used = round(total.n_drafted / n_rounds) if n_rounds else None
+        drawn.append(costs_chart(bench.v, bench.c.get("model"), used))
+    return drawn
 
 
 def report(bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
@@ -105,9 +99,15 @@ def report(bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
 
 def _speed(row: BenchRow) -> tuple[Entry, ...]:
     return (
-        row.kind or "all", _number(row.temperature), row.alone_per_second,
-        row.per_second, *_ends(row.speedup), row.predicted, row.ttft_s, row.alone_ttft_s,
-    )  # fmt: skip
+        row.kind or "all",
+        "" if row.temperature is None else f"{row.temperature:g}",
+        row.alone_per_second,
+        row.per_second,
+        *_ends(row.speedup),
+        row.predicted,
+        row.ttft_s,
+        row.alone_ttft_s,
+    )
 
 
 def _rates(row: BenchRow) -> tuple[Entry, ...]:
@@ -121,7 +121,3 @@ def _ends(speedup: Ratio | None) -> tuple[Entry, Entry, Entry]:
 def _source(name: str, counts: dict[str, int]) -> tuple[Entry, ...]:
     tested, accepted = counts["n_tested"], counts["n_accepted"]
     return (name, counts["n_drafted"], tested, accepted, ratio(accepted, tested))
-
-
-def _number(temperature: float | None) -> str:
-    return "" if temperature is None else f"{temperature:g}"

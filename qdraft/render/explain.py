@@ -10,20 +10,21 @@ from qdraft.render.tables import Sheet
 from qdraft.study.explain import Finding, Situation
 
 
-def sheets(found: Sequence[Finding]) -> list[Sheet]:
-    """One row a finding."""
-    rows = tuple((one.topic, one.speedup, one.n_draft, one.words) for one in found)
+def sheets(findings: Sequence[Finding]) -> list[Sheet]:
+    """One row for each finding."""
+    rows = tuple((f.topic, f.speedup, f.n_draft, f.words) for f in findings)
     return [Sheet("", ("situation", "x alone", "n_draft", "why"), rows)]
 
 
-def report(found: Sequence[Finding], known: dict[str, Any], situation: Situation) -> dict[str, Any]:
-    """The JSON object."""
-    figures = {
-        key: {str(k): x for k, x in value.items()} if isinstance(value, dict) else value
-        for key, value in known.items()
-    }
+def report(
+    findings: Sequence[Finding], figures: dict[str, Any], situation: Situation
+) -> dict[str, Any]:
+    """The JSON object; ``figures`` are those of the pair."""
     return {
-        "figures": figures,
+        "figures": {
+            key: {str(k): x for k, x in value.items()} if isinstance(value, dict) else value
+            for key, value in figures.items()
+        },
         "situation": asdict(situation),
-        "findings": [asdict(one) for one in found],
+        "findings": [asdict(finding) for finding in findings],
     }

@@ -16,8 +16,8 @@ from qdraft.making.try_recipes import TriedRecipe
 from qdraft.render.layout import line, wrapped
 
 
-def made_view(made: Made, name: str, where: Path) -> RenderableType:
-    """What it is, how good it is beside a plain quantization, and how to run it."""
+def made_view(made: Made, name: str, models_file: Path) -> RenderableType:
+    """The draft, its quality beside a plain quantization, and how to run it."""
     draft = made.draft
     types = ", ".join(f"{n} {kind}" for kind, n in draft.types.items())
     if draft.n_fallback:
@@ -35,7 +35,7 @@ def made_view(made: Made, name: str, where: Path) -> RenderableType:
         lines += _quality("quality", made.quality)
     if made.plain:
         lines += _quality("plain", made.plain)
-    lines += wrapped("pair", f'{name}, in {where}: qdraft run --pair {name} -p "..."')
+    lines += wrapped("pair", f'{name}, in {models_file}: qdraft run --pair {name} -p "..."')
     return Group(*lines)
 
 
@@ -54,26 +54,34 @@ def planned_view(planned: Sequence[Planned]) -> RenderableType:
 
 
 def ladder_view(ladder: Sequence[TriedRecipe]) -> RenderableType:
-    """What was tried, the fastest first, and why that one."""
+    """The recipes that were tried, the fastest first, and why the first one wins."""
     table = Table(box=None, pad_edge=False, header_style="label")
     for column in ("recipe", "MB", "alpha", "c", "n_draft", "predicted"):
         table.add_column(column, justify="left" if column == "recipe" else "right")
-    for rung in ladder:
+    for tried in ladder:
         table.add_row(
-            recipe_name(rung.recipe), f"{rung.n_bytes / 1e6:.0f}", f"{rung.alpha:.3f}",
-            f"{rung.c:.2f}", str(rung.n_draft), f"{rung.predicted:.2f}",
-        )  # fmt: skip
+            recipe_name(tried.recipe),
+            f"{tried.n_bytes / 1e6:.0f}",
+            f"{tried.alpha:.3f}",
+            f"{tried.c:.2f}",
+            str(tried.n_draft),
+            f"{tried.predicted:.2f}",
+        )
+    return Group(table, *wrapped("winner", _why(ladder)))
+
+
+def _why(ladder: Sequence[TriedRecipe]) -> str:
     first = ladder[0]
-    why = f"{recipe_name(first.recipe)}: {first.predicted:.2f} times the target alone is predicted"
     if first.n_draft == 0:
-        why = "no recipe is expected to pay on this machine: a bigger target is what it takes"
-    elif len(ladder) > 1:
+        return "no recipe is expected to pay on this machine: choose a bigger target"
+    why = f"{recipe_name(first.recipe)}: {first.predicted:.2f} times the target alone is predicted"
+    if len(ladder) > 1:
         other = ladder[1]
         why += (
-            f"; {recipe_name(other.recipe)} would be {other.predicted:.2f}, its alpha is "
+            f"; {recipe_name(other.recipe)} is predicted at {other.predicted:.2f}, with alpha "
             f"{other.alpha:.3f} and c {other.c:.2f} against {first.alpha:.3f} and {first.c:.2f}"
         )
-    return Group(table, *wrapped("winner", why))
+    return why
 
 
 def recipe_name(recipe: Recipe) -> str:
@@ -86,14 +94,14 @@ def recipe_name(recipe: Recipe) -> str:
 
 def _quality(label: str, quality: Quality) -> list[Text]:
     lines: list[Text] = []
-    for kv, found in (("shared KV", quality.shared), ("own KV", quality.own)):
-        if found:
-            lines.append(line(label if not lines else "", f"{kv:<9} {_overlap(found)}"))
+    for kv, overlap in (("shared KV", quality.shared), ("own KV", quality.own)):
+        if overlap:
+            lines.append(line(label if not lines else "", f"{kv:<9} {_overlap(overlap)}"))
     return lines
 
 
-def _overlap(found: Overlap) -> str:
+def _overlap(overlap: Overlap) -> str:
     return (
-        f"same top token {found.same_top:.3f}, sum min(p, q) {found.sum_min:.3f} "
-        f"± {found.sum_min_error:.3f}"
+        f"same top token {overlap.same_top:.3f}, sum min(p, q) {overlap.sum_min:.3f} "
+        f"± {overlap.sum_min_error:.3f}"
     )

@@ -1,4 +1,4 @@
-"""Ways to draft that were tried, for people: replayed, and live where that was done."""
+"""Ways to draft, for people: as replayed, and live for those that were confirmed."""
 
 from __future__ import annotations
 
@@ -13,49 +13,53 @@ from qdraft.study.settings import Setting
 from qdraft.study.tune import Tried
 
 _MOST = 12  # ways in a table
+_WAYS = ("way", "alpha", "draft yield", "tau", "replayed", "live", "low", "high", "live alpha")
+_SETTINGS = ("setting", "target t/s", "c", "n_draft", "expected t/s", "note")
 
 
 def sheets(tried: Sequence[Tried]) -> list[Sheet]:
-    """One row a way, as they come; those that were slow in the replay are only counted."""
-    columns = (
-        "way", "alpha", "draft yield", "tau", "replayed", "live", "low", "high", "live alpha",
-    )  # fmt: skip
-    shown = tried[:_MOST]
+    """One row for each way, as they come; the title counts those that are left out."""
     title = "ways to draft, times the target alone"
-    if len(shown) < len(tried):
+    if len(tried) > _MOST:
         title += f" (the fastest {_MOST} of {len(tried)}; --json has all)"
-    return [Sheet(title, columns, tuple(map(_row, shown)))]
+    return [Sheet(title, _WAYS, tuple(map(_row, tried[:_MOST])))]
 
 
 def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
-    """Speed-up against n_draft, replayed, by the formula and live; costs; acceptance by place."""
+    """Speed-up against n_draft, replayed, by the formula and live; acceptance by place; costs."""
     fixed = [
-        one
-        for one in tried
-        if one.params.draft_policy == "fixed" and one.params.verification == "block"
+        way
+        for way in tried
+        if way.params.draft_policy == "fixed" and way.params.verification == "block"
     ]
-    out: list[Chart] = []
-    c = costs.c["model"]
+    drawn: list[Chart] = []
     if len(fixed) > 1:
-        lengths = [(one.params.n_draft or 0, one) for one in fixed]
-        lines = [
-            line_of("replayed", [(n, one.replayed.speedup) for n, one in lengths]),
-            line_of(
-                "by the formula at that alpha",
-                [
-                    (n, speedup(one.replayed.alpha or 0.0, n, c, costs.v_at(n + 1)))
-                    for n, one in lengths
-                ],
-            ),
-            line_of("live", [(n, one.live.value if one.live else None) for n, one in lengths]),
-        ]
-        kept = tuple(line for line in lines if line.x)
-        out.append(LineChart("Speed-up by draft length", "n_draft", "times the target alone", kept))
-        longest = max(fixed, key=lambda one: one.params.n_draft or 0)
-        out.append(places_chart(longest.replayed.alpha_at))
-    best = max(fixed, key=lambda one: one.replayed.speedup, default=None)
+        drawn.append(_lengths_chart(fixed, costs))
+        longest = max(fixed, key=lambda way: way.params.n_draft or 0)
+        drawn.append(places_chart(longest.replayed.alpha_at))
+    best = max(fixed, key=lambda way: way.replayed.speedup, default=None)
     chosen = best.params.n_draft if best and best.replayed.speedup > 1 else None
-    return [*out, costs_chart(dict(costs.v), c, chosen)]
+    return [*drawn, costs_chart(costs.v, costs.c["model"], chosen)]
+
+
+def _lengths_chart(fixed: Sequence[Tried], costs: Costs) -> LineChart:
+    """The speed-up of each fixed draft length."""
+    lengths = [(way.params.n_draft or 0, way) for way in fixed]
+    c = costs.c["model"]
+    formula = [
+        (n, speedup(way.replayed.alpha or 0.0, n, c, costs.v_at(n + 1))) for n, way in lengths
+    ]
+    lines = [
+        line_of("replayed", [(n, way.replayed.speedup) for n, way in lengths]),
+        line_of("by the formula at that alpha", formula),
+        line_of("live", [(n, way.live.value if way.live else None) for n, way in lengths]),
+    ]
+    return LineChart(
+        "Speed-up by draft length",
+        "n_draft (tokens)",
+        "speed (times the target alone)",
+        tuple(line for line in lines if line.x),
+    )
 
 
 def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[str, Any]:
@@ -63,37 +67,51 @@ def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[
     return {
         **about,
         "costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}},
-        "ways": [{"name": one.name, **asdict(one)} for one in tried],
+        "ways": [{"name": way.name, **asdict(way)} for way in tried],
     }
 
 
 def words(tried: Sequence[Tried]) -> str:
     """Which way is the fastest by the replay."""
-    best = max(tried, key=lambda one: one.replayed.speedup)
+    best = max(tried, key=lambda way: way.replayed.speedup)
     if best.replayed.speedup <= 1:
-        return "no way of drafting pays with these costs: the target alone is the fastest"
+        return "no way of drafting pays at these costs: the target alone is the fastest"
     alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
     return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
 
 
-def setting_sheets(found: Sequence[Setting]) -> list[Sheet]:
-    """One row a setting, as they were tried; none where nothing was."""
-    if not found:
+def setting_sheets(settings: Sequence[Setting]) -> list[Sheet]:
+    """One row for each setting, as they were tried; no sheet if there are none."""
+    if not settings:
         return []
     rows = tuple(
         (
-            one.name, one.target_per_second or None, one.c or None, one.n_draft,
-            one.per_second or None,
-            one.error or ("" if one.same_output else "changes what the target computes"),
+            setting.name,
+            setting.target_per_second or None,
+            setting.c or None,
+            setting.n_draft,
+            setting.per_second or None,
+            _note(setting),
         )
-        for one in found
-    )  # fmt: skip
-    return [Sheet("settings", ("setting", "target t/s", "c", "n_draft", "expected t/s", ""), rows)]
+        for setting in settings
+    )
+    return [Sheet("settings", _SETTINGS, rows)]
 
 
-def _row(one: Tried) -> tuple[Entry, ...]:
-    made, live = one.replayed, one.live
-    ends: tuple[Entry, ...] = (live.value, live.low, live.high) if live else (None, None, None)
+def _note(setting: Setting) -> str:
+    if setting.error:
+        return setting.error
+    return "" if setting.same_output else "changes what the target computes"
+
+
+def _row(way: Tried) -> tuple[Entry, ...]:
+    replayed, live = way.replayed, way.live
     return (
-        one.name, made.alpha, made.draft_yield, made.tau, made.speedup, *ends, one.live_alpha,
-    )  # fmt: skip
+        way.name,
+        replayed.alpha,
+        replayed.draft_yield,
+        replayed.tau,
+        replayed.speedup,
+        *((live.value, live.low, live.high) if live else (None,) * 3),
+        way.live_alpha,
+    )
