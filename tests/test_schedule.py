@@ -22,7 +22,7 @@ from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Verdic
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
-from qdraft.session import store as machine
+from qdraft.session import store
 from qdraft.testing import FakeKvCopy, FakeSequence, LogitsFn
 
 
@@ -269,16 +269,16 @@ def _with(r: Round, confidence: float, n_accepted: int) -> Round:
 
 def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "costs" / "x.json"
-    assert not machine.load_costs(path).complete
+    assert not store.load_costs(path).complete
     costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
-    machine.save_costs(path, costs)
-    assert machine.load_costs(path).medians() == costs.medians()
+    store.save_costs(path, costs)
+    assert store.load_costs(path).medians() == costs.medians()
     for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
         path.write_text(damage)
-        assert not machine.load_costs(path).complete
+        assert not store.load_costs(path).complete
     blocked = tmp_path / "file" / "x.json"
     blocked.parent.write_text("")
-    machine.save_costs(blocked, costs)  # no error: the next run measures again
+    store.save_costs(blocked, costs)  # no error: the next run measures again
     assert not blocked.exists()
 
 
