@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from invoke import qdraft_process as qdraft  # the hub library reads its address when it is imported
+from invoke import qdraft_batch, qdraft_process
 
 from qdraft.errors import UsageError
 from qdraft.pairs.hub import choose_files
@@ -92,26 +92,36 @@ def hub(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_pull(hub: str, tmp_path: Path) -> None:
-    env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = qdraft("models", "pull", "owner/tiny:F32", **env)
-    assert done.returncode == 0, done.stderr
-    path = Path(done.stdout.strip())
-    assert path.read_bytes() == (tmp_path / "a.gguf").read_bytes()
-    shown = json.loads(qdraft("models", "pull", "owner/tiny:F32", "--json", **env).stdout)
-    assert (shown["files"], shown["architecture"]) == ([str(path)], "gemma3")
-    scanned = json.loads(qdraft("models", "scan", "--json", **env).stdout)
-    assert scanned["unreadable"] == []
-    for args, status, message in (
+def test_pull(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("HF_ENDPOINT", hub),
+        ("HF_HOME", str(tmp_path / "hf")),
+        ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    refused = (
         ("owner/tiny", 2, "more than one language model"),
         ("owner/tiny:Q2_K", 2, "this repository has no Q2_K"),
         ("owner/none:F32", 2, "no repository owner/none"),
         ("owner/tiny:Q4_0", 3, "is a web page"),
         ("not a name", 2, "is not a repository name"),
-    ):
-        failed = qdraft("models", "pull", args, **env)
+    )
+    # In a process of its own: the library reads its address when it is imported.
+    done, as_json, scan, *failures = qdraft_batch(
+        ("models", "pull", "owner/tiny:F32"),
+        ("models", "pull", "owner/tiny:F32", "--json"),
+        ("models", "scan", "--json"),
+        *(("models", "pull", name) for name, _, _ in refused),
+    )
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.read_bytes() == (tmp_path / "a.gguf").read_bytes()
+    shown = json.loads(as_json.stdout)
+    assert (shown["files"], shown["architecture"]) == ([str(path)], "gemma3")
+    assert json.loads(scan.stdout)["unreadable"] == []
+    for (_, status, message), failed in zip(refused, failures, strict=True):
         assert failed.returncode == status, failed.stderr
         assert message in " ".join(failed.stderr.split())
-    dead = qdraft("models", "pull", "owner/tiny", **{**env, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    dead = qdraft_process("models", "pull", "owner/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert dead.returncode == 1
     assert "the hub cannot be reached" in dead.stderr
