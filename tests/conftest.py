@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -16,6 +17,10 @@ from qdraft.pairs.packages import materialize
 # they spin: as soon as anything else runs on the machine, each waits for one that does not run,
 # and a token takes up to fifty times as long. It must be set before llama.cpp is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ _LOGGERS = ("qdraft", "qdraft.llama.cpp")
 def qdraft(*args: str, stdin: str | None = None, **env: str) -> CompletedProcess[str]:
     """Run the command in this process: its streams, its exit code and its log levels are its own.
 
+    It does not hear of the load of this machine, of which a person would be warned.
     It starts no process and does not load the library again, which saves about a second a call.
     A test of what belongs to a process (signals, broken pipes, RPC servers, the state of
     llama.cpp) calls ``qdraft_process``.
@@ -41,6 +42,7 @@ def qdraft(*args: str, stdin: str | None = None, **env: str) -> CompletedProcess
         sys.modules["__main__"] = module
         with (
             patch.multiple(sys, stdin=given, stdout=out, stderr=err, argv=["__main__.py"]),
+            patch.object(os, "getloadavg", lambda: (0.0, 0.0, 0.0), create=True),
             patch.dict(os.environ, {"COLUMNS": "80", "LINES": "25", **env}),
         ):
             main(args)
