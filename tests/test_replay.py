@@ -14,10 +14,12 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.study import recording as records
 from qdraft.study.recording import RecordedTokens, Recording, record
-from qdraft.study.replay import Replayed, replay, synthetic, with_rest
+from qdraft.study.replay import Replayed, ReplayOptions, replay, synthetic, with_rest
 from qdraft.testing import FakeKvCopy
 
 COSTS = Costs({"model": 0.3}, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
+
+OWN_CELLS = ReplayOptions(share_kv=False)
 
 
 def fixed(n: int, verify: str = "token") -> DecodeParams:
@@ -94,7 +96,7 @@ class TestRecorded:
     @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
     def test_alpha_is_that_of_the_loop(self, params: SamplingParams) -> None:
         recording = recorded(300, params.temperature, 0.25, shared=True)
-        found = replay(recording, COSTS, params, fixed(3), repeats=3)
+        found = replay(recording, COSTS, params, fixed(3), ReplayOptions(repeats=3))
         assert found.alpha == pytest.approx(live(300, params, 0.25, 3), abs=0.03)
 
     def test_each_place_is_its_own(self) -> None:
@@ -104,7 +106,7 @@ class TestRecorded:
 
     def test_own_cells(self) -> None:
         recording = recorded(60, 1.0, 0.0, shared=False)
-        assert replay(recording, COSTS, PLAIN, fixed(2), share_kv=False).alpha == pytest.approx(1)
+        assert replay(recording, COSTS, PLAIN, fixed(2), OWN_CELLS).alpha == pytest.approx(1)
         with pytest.raises(UsageError, match="does not share"):
             replay(recording, COSTS, PLAIN, fixed(2))
 
@@ -113,7 +115,8 @@ class TestRecorded:
         path = tmp_path / "pair.npz"
         records.save(recording, path)
         again = records.load(path)
-        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), repeats=2) for t in (recording, again)]
+        twice = ReplayOptions(repeats=2)
+        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), twice) for t in (recording, again)]
         assert found[0] == found[1]
         assert isinstance(found[0], Replayed)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ _PROMPTS = (
     "Tell me a story about a ship that is looking for its captain.",
 )
 N_CTX = 1024  # context of the models while a draft is made
+_N_SEARCHED = 90  # tokens of held-out text that a search compares each recipe over
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,6 @@ def search_draft(
     *,
     folder: Path | None = None,
     threads: int = 0,
-    n_places: int = 90,
     progress: Progress = no_progress,
 ) -> list[TriedRecipe]:
     """Try ``candidates`` (None: ``list_recipes``) on this machine; the fastest first.
@@ -111,7 +110,7 @@ def search_draft(
     """
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     candidates = candidates or list_recipes(matrix, read_facts(target).n_layers)
-    texts = held_out(target, params, n_places, progress)
+    texts = held_out(target, params, _N_SEARCHED, progress)
     with tempfile.TemporaryDirectory(prefix="qdraft-", dir=folder or target.parent) as temporary:
         return try_recipes(
             target,
@@ -119,7 +118,6 @@ def search_draft(
             texts,
             params,
             folder=Path(temporary),
-            clock=time.perf_counter,
             progress=progress,
         )
 

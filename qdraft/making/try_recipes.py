@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.llama.spec import PairSpec
-from qdraft.making.costs import Clock, measure_costs
+from qdraft.making.costs import measure_costs
 from qdraft.making.overlap import Overlap, overlap
 from qdraft.session.opening import open_spec
 from qdraft.session.pair import Pair
@@ -64,7 +65,6 @@ def try_recipes(
     params: EngineParams,
     *,
     folder: Path,
-    clock: Clock,
     progress: Progress = no_progress,
 ) -> list[TriedRecipe]:
     """Quantize, load and measure each of ``candidates`` in turn; the fastest first.
@@ -82,7 +82,7 @@ def try_recipes(
         try:
             n_bytes = quantize(target, path, recipe, threads=threads).n_bytes
             with open_spec(PairSpec.of(target, path, params, keep_draft=True)) as pair:
-                agreement, costs = _measure(pair, texts, clock, v)
+                agreement, costs = _measure(pair, texts, v)
                 v = costs.v
                 tried.append(_predict(recipe, n_bytes, agreement, costs, pair.kv.shared))
         except QDraftError as error:  # rows that do not fit, a matrix that lacks a tensor
@@ -99,7 +99,6 @@ def try_recipes(
 def _measure(
     pair: Pair,
     texts: Sequence[tuple[int, Sequence[int]]],
-    clock: Clock,
     v: Mapping[int, float],
 ) -> tuple[Overlap, Costs]:
     """How well the draft agrees with the target, and what both cost."""
@@ -107,7 +106,7 @@ def _measure(
         assert own.draft
         copy = own.kv_copy.copy if own.kv_copy else None
         agreement = overlap(own.target, own.draft, texts, copy)
-        return agreement, measure_costs(own.target, own.draft, clock, v)
+        return agreement, measure_costs(own.target, own.draft, time.perf_counter, v)
 
 
 def _predict(

@@ -165,30 +165,42 @@ class _Way:
         return s.temperature == 0 or bool(s.top_k) or s.top_p < 1 or s.min_p > 0
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a recording is replayed.
+
+    ``share_kv`` drafts on the target's cells. Each text is replayed ``repeats`` times, beginning a
+    place later each time and with other random numbers, because it matters where rounds happen to
+    start. ``constants`` are those of the draft policy.
+    """
+
+    share_kv: bool = True
+    repeats: int = 1
+    constants: PolicyConstants = CONSTANTS
+
+
+_ONCE = ReplayOptions()
+
+
 def replay(
     recording: Recording,
     costs: Costs,
     sampling: SamplingParams,
     params: DecodeParams,
-    *,
-    share_kv: bool = True,
-    repeats: int = 1,
-    constants: PolicyConstants = CONSTANTS,
+    options: ReplayOptions = _ONCE,
 ) -> Replayed:
     """Draft through the texts that were recorded nearest to ``sampling``'s temperature.
 
-    Each text is replayed ``repeats`` times, beginning a place later each time and with other
-    random numbers, because it matters where rounds happen to start. ``constants`` are those of the
-    draft policy. Raises UsageError for what a recording cannot answer: penalties, n-grams,
-    temperatures above 1.5.
+    Raises UsageError for what a recording cannot answer: penalties, n-grams, temperatures above
+    1.5.
     """
-    _require(recording, sampling, params, share_kv)
-    learned = Learned.with_constants(constants, replace(costs, target_s=1.0))
-    way = _Way(costs, sampling, params, share_kv, learned)
+    _require(recording, sampling, params, options.share_kv)
+    learned = Learned.with_constants(options.constants, replace(costs, target_s=1.0))
+    way = _Way(costs, sampling, params, options.share_kv, learned)
     nearest = min(recording.temperatures, key=lambda t: abs(t - sampling.temperature))
     texts = [text for text in recording.texts if text.temperature == nearest]
     rounds: list[Round] = []
-    for repeat in range(repeats):
+    for repeat in range(options.repeats):
         for place, text in enumerate(texts):
             learned.start_text()
             rounds += _replay_text(_cut_start(text, repeat), way, SeededRng(1000 * repeat + place))

@@ -19,7 +19,7 @@ from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import WARM_UP, Task
 from qdraft.study.recording import RecordedTokens, Recording, TextRecording, record
-from qdraft.study.replay import Replayed, replay
+from qdraft.study.replay import Replayed, ReplayOptions, replay
 from qdraft.study.settings import Setting
 
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
@@ -126,10 +126,10 @@ def replay_ways(
 ) -> list[Tried]:
     """Replay each way; the fastest first."""
     tried = []
-    repeats = 1 if "alpha" in recording.about else 4  # a synthetic recording is long enough
+    # A synthetic recording is long enough.
+    options = ReplayOptions(share_kv, repeats=1 if "alpha" in recording.about else 4)
     for i, way in enumerate(params):
-        replayed = replay(recording, costs, sampling, way, share_kv=share_kv, repeats=repeats)
-        tried.append(Tried(way, replayed))
+        tried.append(Tried(way, replay(recording, costs, sampling, way, options)))
         progress("replaying", i + 1, len(params))
     return sorted(tried, key=lambda way: -way.replayed.speedup)
 
