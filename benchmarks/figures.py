@@ -12,15 +12,26 @@ from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 Rows = Sequence[dict[str, Any]]
 Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"
 ALONE, OURS, SIMPLE, TUNED = (
-    "target alone", "qdraft", "llama-speculative-simple", "llama-server, tuned",
-)  # fmt: skip
+    "target alone",
+    "qdraft",
+    "llama-speculative-simple",
+    "llama-server, tuned",
+)
 WANTED = {
-    "t0_q4km_vs_llamacpp": ">= 1.25", "t0_q4km_vs_tuned": ">= 1.15", "t0_q2k_vs_llamacpp": ">= 1.8",
-    "t0_q2k_vs_tuned": ">= 1.2", "t1_q4km_vs_llamacpp": ">= 1.9", "t1_q4km_vs_tuned": ">= 1.4",
-    "t1_over_t0": ">= 0.95", "t0_q4km_vs_target": ">= 1.4", "t0_q2k_vs_target": ">= 1.2",
-    "ttft_vs_target": "<= 1.1", "worst_vs_target": ">= 0.97", "outside_share": "<= 0.03",
+    "t0_q4km_vs_llamacpp": ">= 1.25",
+    "t0_q4km_vs_tuned": ">= 1.15",
+    "t0_q2k_vs_llamacpp": ">= 1.8",
+    "t0_q2k_vs_tuned": ">= 1.2",
+    "t1_q4km_vs_llamacpp": ">= 1.9",
+    "t1_q4km_vs_tuned": ">= 1.4",
+    "t1_over_t0": ">= 0.95",
+    "t0_q4km_vs_target": ">= 1.4",
+    "t0_q2k_vs_target": ">= 1.2",
+    "ttft_vs_target": "<= 1.1",
+    "worst_vs_target": ">= 0.97",
+    "outside_share": "<= 0.03",
     "achieved_over_predicted": "0.9 to 1.1",
-}  # fmt: skip
+}
 
 
 def select(rows: Rows, **wanted: Any) -> list[dict[str, Any]]:
@@ -43,12 +54,12 @@ def interval(ours: Rows, theirs: Rows) -> Ratio:
         return (r["pair"], r["kind"], r["prompt"], r["temperature"])
 
     other = {key(r): r for r in theirs}
-    found = speed_ratio([_run(r) for r in ours], [_run(other[key(r)]) for r in ours])
-    assert found
-    return found
+    paired = speed_ratio([_timed(r) for r in ours], [_timed(other[key(r)]) for r in ours])
+    assert paired
+    return paired
 
 
-def _run(row: dict[str, Any]) -> TimedText:
+def _timed(row: dict[str, Any]) -> TimedText:
     return TimedText(row["n_tokens"], row["seconds"])
 
 
@@ -65,7 +76,7 @@ def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
         chosen = select(rows, pair=pair, temperature=temperature)
         return ratio(select(chosen, contender=OURS), select(chosen, contender=contender))
 
-    found = {
+    figures = {
         "t0_q4km_vs_llamacpp": against(Q4, 0, SIMPLE),
         "t0_q4km_vs_tuned": against(Q4, 0, TUNED),
         "t0_q2k_vs_llamacpp": against(Q2, 0, SIMPLE),
@@ -77,8 +88,8 @@ def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
         "t0_q2k_vs_target": against(Q2, 0, ALONE),
     }
     times = {name: median(s for n, s in firsts if n == name) for name in (OURS, ALONE)}
-    found["ttft_vs_target"] = times[OURS] / times[ALONE]
-    found["worst_vs_target"] = min(
+    figures["ttft_vs_target"] = times[OURS] / times[ALONE]
+    figures["worst_vs_target"] = min(
         of_kind(rows, pair, kind) for pair, kind in {(r["pair"], r["kind"]) for r in rows}
     )
     ours = select(rows, pair=Q4, contender=OURS)
@@ -87,9 +98,9 @@ def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
         r["n_tokens"] / (r["predicted"] or 1.0) for r in ours
     )
     achieved = ratio(ours, select(rows, pair=Q4, contender=ALONE))
-    found["achieved_over_predicted"] = achieved / expected
-    found["outside_share"] = sum(r["outside_s"] for r in ours) / sum(r["seconds"] for r in ours)
-    return found
+    figures["achieved_over_predicted"] = achieved / expected
+    figures["outside_share"] = sum(r["outside_s"] for r in ours) / sum(r["seconds"] for r in ours)
+    return figures
 
 
 def lines(report: dict[str, Any]) -> list[list[str]]:
@@ -106,14 +117,17 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
                 tested, rounds = (sum(r[k] for r in own) for k in ("n_tested", "n_rounds"))
                 out.append(
                     [
-                        pair, f"{temperature:g}", name, f"{speed(own):.1f}",
+                        pair,
+                        f"{temperature:g}",
+                        name,
+                        f"{speed(own):.1f}",
                         f"{sure.value:.2f}",
                         "" if sure.low is None else f"{sure.low:.2f} to {sure.high:.2f}",
                         f"{accepted / tested:.3f}" if tested else "",
                         f"{accepted / drafted:.3f}" if drafted else "",
                         f"{1 + accepted / rounds:.2f}" if rounds else "",
                     ]
-                )  # fmt: skip
+                )
     return out
 
 
@@ -126,8 +140,10 @@ def table(report: dict[str, Any]) -> str:
     widths = [max(len(row[i]) for row in body) for i in range(len(HEAD))]
     padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in body)
     text = "\n".join("  ".join(row).rstrip() for row in padded)
-    told = "\n".join(f"{name:<26}{x:6.3f}  {WANTED[name]}" for name, x in report["bars"].items())
-    return f"{report['machine']}\n\n{text}\n\ntuned: {report['tuned']}\n\n{told}"
+    measured = "\n".join(
+        f"{name:<26}{x:6.3f}  {WANTED[name]}" for name, x in report["bars"].items()
+    )
+    return f"{report['machine']}\n\n{text}\n\ntuned: {report['tuned']}\n\n{measured}"
 
 
 def page(report: dict[str, Any]) -> str:

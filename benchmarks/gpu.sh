@@ -35,7 +35,7 @@ if [ -z "${SKIP_BUILD:-}" ]; then
 fi
 step devices qdraft devices --json
 step exactness pytest -q tests/test_real.py tests/test_exact.py
-step plan qdraft plan --verify --json
+step plan qdraft plan --compare-loaded --json
 step tools python benchmarks/llamacpp.py
 step rig python benchmarks/rig.py --types F16 Q4_K_M Q2_K-im
 step versus python benchmarks/versus.py --quick --json "$work/figures.json"
@@ -46,20 +46,20 @@ import sys
 from pathlib import Path
 
 work, out = Path(sys.argv[1]), Path(sys.argv[2])
-found = {"steps": {}}
+report = {"steps": {}}
 for line in (work / "steps").read_text().splitlines():
     name, status, seconds = line.split()
-    told = [(work / f"{name}.{end}").read_text(errors="replace") for end in ("json", "log")]
-    tail = [line for text in told for line in text.splitlines()[-5:] if not text.startswith("{")]
-    found["steps"][name] = {"status": int(status), "seconds": int(seconds), "tail": tail}
+    outputs = [(work / f"{name}.{end}").read_text(errors="replace") for end in ("json", "log")]
+    tail = [line for text in outputs for line in text.splitlines()[-5:] if not text.startswith("{")]
+    report["steps"][name] = {"status": int(status), "seconds": int(seconds), "tail": tail}
 for name, path in (("devices", "devices"), ("plan", "plan"), ("versus", "figures")):
     try:
-        found[name] = json.loads((work / f"{path}.json").read_text())
+        report[name] = json.loads((work / f"{path}.json").read_text())
     except (OSError, ValueError) as error:
-        found[name] = {"error": str(error)}
+        report[name] = {"error": str(error)}
 part = out.with_suffix(".part")
-part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+part.write_text(json.dumps(report, indent=1), encoding="utf-8")
 part.replace(out)
 print(f"written to {out}", file=sys.stderr)
-sys.exit(any(step["status"] for step in found["steps"].values()))
+sys.exit(any(step["status"] for step in report["steps"].values()))
 PY

@@ -27,7 +27,7 @@ TOOLS = (
     "llama-quantize",
     "llama-perplexity",
 )
-# As the binding builds it; the web page of the server would be downloaded.
+# As the binding builds them; the build would download the server's web page.
 OPTIONS = (
     "CMAKE_BUILD_TYPE=Release",
     "GGML_NATIVE=ON",
@@ -41,7 +41,7 @@ OPTIONS = (
 
 
 def tool(name: str) -> Path:
-    """The path of one of ``TOOLS``, built with all the others when missing."""
+    """The path of one of ``TOOLS``; builds all of them if it is missing."""
     folder = cache_dir() / "llama.cpp" / library_version()
     build_folder = folder / ("-".join(["build", *own_options()]).replace("/", "_"))
     path = build_folder / "bin" / name
@@ -51,12 +51,12 @@ def tool(name: str) -> Path:
 
 
 def own_options() -> list[str]:
-    """What CMAKE_ARGS asks for, as for the binding: -DGGML_CUDA=ON for tools that use the GPU."""
+    """The options in CMAKE_ARGS, as for the binding: -DGGML_CUDA=ON builds tools for the GPU."""
     return [part.removeprefix("-D") for part in shlex.split(os.environ.get("CMAKE_ARGS", ""))]
 
 
 def source(folder: Path) -> Path:
-    """The llama.cpp tree inside the source distribution, downloaded and unpacked when missing."""
+    """The llama.cpp tree in the source distribution; downloads and unpacks it if it is missing."""
     name = f"llama_cpp_python-{library_version()}"
     tree = folder / name / "vendor" / "llama.cpp"
     if not tree.exists():
@@ -64,9 +64,19 @@ def source(folder: Path) -> Path:
         say(f"downloading the source of {name}")
         wanted = f"llama-cpp-python=={library_version()}"
         run(
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:",
-            "--no-build-isolation", "--dest", str(folder), wanted,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+            "--dest",
+            str(folder),
+            wanted,
+        )
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
     return tree
@@ -82,7 +92,7 @@ def build(tree: Path, folder: Path) -> None:
 
 
 def run(*command: str) -> None:
-    """A command that must work; its output is shown only if it does not."""
+    """Run a command; if it fails, exit with the end of its output."""
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-4000:]}")

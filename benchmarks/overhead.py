@@ -24,7 +24,7 @@ SAMPLING = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--n-predict", type=int, default=128)
+    parser.add_argument("--n-predict", type=int, default=128, help="tokens of a text at most")
     n_predict = parser.parse_args().n_predict
     print(f"load {os.getloadavg()[0]:.2f}")
     with Pair(PairSpec.of(rig("large"), rig("large", "Q4_K_M"), EngineParams(n_ctx=1024))) as pair:

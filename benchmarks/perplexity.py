@@ -1,7 +1,7 @@
 """qdraft compare's perplexity and KL figures against llama.cpp's own llama-perplexity.
 
-Same file, text, context and chunks. Prints both and their ratio; exits with 1 where one is off by
-more than 1 %.
+Same file, text, context and chunks. Prints both and their ratio; exits with status 1 if a figure is
+off by more than 1 %.
 
     python benchmarks/perplexity.py [--size small] [--draft Q4_K_M] [--json FILE]
 """
@@ -24,7 +24,7 @@ from qdraft.host import default_threads
 from qdraft.making.calibration import evaluation_text
 
 N_CTX = 512
-# What both tell: the name here, llama-perplexity's line, and where it is in qdraft's JSON.
+# Figures that both print: the name here, llama-perplexity's line, and the path in qdraft's JSON.
 SAME = {
     "PPL(Q)": (r"Mean PPL\(Q\)\s+:\s+([\d.]+)", ("ppl", "value")),
     "PPL(base)": (r"Mean PPL\(base\)\s+:\s+([\d.]+)", ("ppl_base", "value")),
@@ -43,60 +43,90 @@ def theirs(reference: Path, draft: Path, text: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base.kld"
         options = [
-            "-f", str(text), "-c", str(N_CTX), "-b", str(N_CTX), "-t", str(default_threads()),
-            "-fa", "on", "-ngl", "0", "--kl-divergence-base", str(base),
+            "-f",
+            str(text),
+            "-c",
+            str(N_CTX),
+            "-b",
+            str(N_CTX),
+            "-t",
+            str(default_threads()),
+            "-fa",
+            "on",
+            "-ngl",
+            "0",
+            "--kl-divergence-base",
+            str(base),
             "--no-repack",  # repacked weights round differently, and qdraft scores without
-        ]  # fmt: skip
+        ]
         run = [str(tool("llama-perplexity"))]
         subprocess.run([*run, "-m", str(reference), *options], check=True, capture_output=True)
         done = subprocess.run(
             [*run, "-m", str(draft), *options, "--kl-divergence"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-    found = {}
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    figures = {}
     for name, (pattern, _) in SAME.items():
         match = re.search(pattern, done.stdout + done.stderr)
         if not match:
-            raise SystemExit(f"llama-perplexity does not tell {name}:\n{done.stdout[-2000:]}")
-        found[name] = float(match[1]) / (100 if name in PERCENT else 1)
-    return found
+            raise SystemExit(f"llama-perplexity does not print {name}:\n{done.stdout[-2000:]}")
+        figures[name] = float(match[1]) / (100 if name in PERCENT else 1)
+    return figures
 
 
 def ours(reference: Path, draft: Path, text: Path) -> dict[str, float]:
     """qdraft's."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "qdraft", "compare", str(reference), str(draft), "-f", str(text),
-            "-c", str(N_CTX), "-n", "8", "--temp", "0", "--json", "--quiet",
+            sys.executable,
+            "-m",
+            "qdraft",
+            "compare",
+            str(reference),
+            str(draft),
+            "-f",
+            str(text),
+            "-c",
+            str(N_CTX),
+            "-n",
+            "8",
+            "--temp",
+            "0",
+            "--json",
+            "--quiet",
         ],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     quality: dict[str, Any] = json.loads(done.stdout)["rows"][0]["quality"]
-    found = {}
+    figures = {}
     for name, (_, path) in SAME.items():
         value: Any = quality
         for key in path:
             value = value[key]
-        found[name] = float(value)
-    return found
+        figures[name] = float(value)
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="small", help="rig")
+    parser.add_argument("--size", default="small", help="size of the rig: small or large")
     parser.add_argument("--draft", default="Q4_K_M", help="file type of the draft")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write both sets of figures to this file")
     args = parser.parse_args()
     files = rig(args.size), rig(args.size, args.draft)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text(evaluation_text(), encoding="utf-8")
-        found, wanted = ours(*files, text), theirs(*files, text)
-    for name, value in found.items():
+        measured, wanted = ours(*files, text), theirs(*files, text)
+    for name, value in measured.items():
         print(f"{name:<18}{value:10.5f} {wanted[name]:10.5f}  {value / wanted[name]:7.4f}")
     if args.json:
-        args.json.write_text(json.dumps({"qdraft": found, "llama-perplexity": wanted}, indent=1))
-    off = [name for name, value in found.items() if abs(value / wanted[name] - 1) > 0.01]
+        args.json.write_text(json.dumps({"qdraft": measured, "llama-perplexity": wanted}, indent=1))
+    off = [name for name, value in measured.items() if abs(value / wanted[name] - 1) > 0.01]
     if off:
         raise SystemExit(f"off by more than 1 %: {', '.join(off)}")
 

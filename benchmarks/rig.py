@@ -43,7 +43,7 @@ N_WRITTEN = 3072  # tokens of the model's own text in it, beside the built-in te
 
 
 def rig(size: str, file_type: str = "F16") -> Path:
-    """The path of the rig of this size and file type, built into the cache when missing."""
+    """The path of the rig of this size and file type; builds it into the cache if it is missing."""
     folder = cache_dir() / "rig"
     wide = folder / f"rig-{size}-F16.gguf"
     if not wide.exists():
@@ -61,11 +61,11 @@ def rig(size: str, file_type: str = "F16") -> Path:
 
 
 def importance(size: str) -> Path:
-    """The importance matrix of the rig: its own texts are those of the model it is made from."""
+    """The importance matrix of the rig, over texts of the model that the rig is made from."""
     path = cache_dir() / "rig" / f"rig-{size}.imatrix.gguf"
     if not path.exists():
         with open_pair("smollm2", params=EngineParams(n_ctx=1024)) as pair:
-            vocab = pair.target_engine.vocab
+            vocab = pair.vocab
             written = write_texts(pair, PROMPTS, N_WRITTEN, SamplingParams())
             texts = [vocab.tokenize(built_in_text()), *(tokens for _, tokens in written)]
             chunks = to_chunks(texts, vocab.chunk_bos)
@@ -108,7 +108,7 @@ def widen(source: Path, path: Path, *, n_embd: int, n_ff: int, n_head: int) -> N
             writer.add_key_value(key, content, field.types[0])
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
-    shapes = {  # rows and columns; None keeps what is there
+    shapes = {  # rows and columns; None keeps the number
         "token_embd": (None, n_embd),
         "attn_q": (n_head * head_size, n_embd),
         "attn_k": (n_head_kv * head_size, n_embd),
@@ -136,7 +136,12 @@ def widen(source: Path, path: Path, *, n_embd: int, n_ff: int, n_head: int) -> N
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--types", nargs="*", default=["F16", "Q4_K_M", "Q2_K", "Q2_K-im"])
+    parser.add_argument(
+        "--types",
+        nargs="*",
+        default=["F16", "Q4_K_M", "Q2_K", "Q2_K-im"],
+        help="file types to build for each size",
+    )
     for name in SIZES:
         for kind in parser.parse_args().types:
             print(rig(name, kind))

@@ -1,7 +1,7 @@
 """llama.cpp's speculative tools, run on the same token ids, files and threads as qdraft.
 
-On a machine where llama.cpp's extra buffers die (qdraft's probe finds out), its tools only run with
-them switched off, so there they are, as they are in qdraft.
+On a machine where llama.cpp's repacked weights crash (qdraft's probe finds out), its tools run
+without them, as qdraft does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def common_options(target: Path, draft: Path | None, setting: Setting) -> list[s
 
 
 class Server:
-    """A llama-server on a free port of this machine; close it when done."""
+    """A llama-server on a free port of this machine; ``close`` ends it."""
 
     def __init__(self, target: Path, draft: Path | None = None, setting: Setting | None = None):
         with socket.socket() as free:
@@ -75,9 +75,17 @@ class Server:
             self._port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         options = common_options(target, draft, setting or Setting())
-        where = ["--host", "127.0.0.1", "--port", str(self._port), "--parallel", "1", "--no-webui"]
+        address = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+            "--parallel",
+            "1",
+            "--no-webui",
+        ]
         self._process = subprocess.Popen(
-            [tool("llama-server"), *options, *where], stdout=self._log, stderr=subprocess.STDOUT
+            [tool("llama-server"), *options, *address], stdout=self._log, stderr=subprocess.STDOUT
         )
         for _ in range(600):
             if self._process.poll() is not None:
@@ -88,20 +96,22 @@ class Server:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         self._log.seek(0)
-        told = self._log.read().decode(errors="replace")[-2000:]
+        output = self._log.read().decode(errors="replace")[-2000:]
         self.close()
-        raise RuntimeError(f"llama-server did not start:\n{told}")
+        raise RuntimeError(f"llama-server did not start:\n{output}")
 
     def run(self, prompt: Sequence[int], n_predict: int, temperature: float, seed: int) -> Run:
         asked = {
             "prompt": list(prompt),
             "n_predict": n_predict,
             "temperature": temperature,
-            "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
             "seed": seed,
             "ignore_eos": True,
             "cache_prompt": False,
-        }  # fmt: skip
+        }
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/completion",
             json.dumps(asked).encode(),
@@ -125,21 +135,31 @@ class Server:
 def run_simple(
     target: Path, draft: Path, prompt: str, n_predict: int, temperature: float, seed: int
 ) -> Run:
-    """llama-speculative-simple as it comes, in a process of its own."""
+    """Run llama-speculative-simple with its defaults, in a process of its own."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(prompt)
         file.flush()
         sampling = ["--temp", str(temperature), "--top-k", "0", "--top-p", "1", "--min-p", "0"]
         done = subprocess.run(
             [
-                tool("llama-speculative-simple"), *common_options(target, draft, Setting()),
-                "-f", file.name, "--no-escape", "-n", str(n_predict), "--ignore-eos",
-                "-s", str(seed), *sampling,
+                tool("llama-speculative-simple"),
+                *common_options(target, draft, Setting()),
+                "-f",
+                file.name,
+                "--no-escape",
+                "-n",
+                str(n_predict),
+                "--ignore-eos",
+                "-s",
+                str(seed),
+                *sampling,
             ],
-            capture_output=True, text=True, errors="replace",
-        )  # fmt: skip
-    told = done.stdout + done.stderr
-    decoded, accepted = _DECODED.search(told), _ACCEPTED.search(told)
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    output = done.stdout + done.stderr
+    decoded, accepted = _DECODED.search(output), _ACCEPTED.search(output)
     if done.returncode or not decoded or not accepted:
-        raise RuntimeError(f"llama-speculative-simple failed:\n{told[-2000:]}")
+        raise RuntimeError(f"llama-speculative-simple failed:\n{output[-2000:]}")
     return Run(int(decoded[1]), float(decoded[2]), int(accepted[1]), int(accepted[2]))

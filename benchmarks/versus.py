@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from figures import ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, page, table
 from rig import rig
 from rivals import N_CTX, Run, Server, Setting, run_simple
-from work import LONG, TUNING
+from tasks import LONG, TUNING
 
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.host import default_threads
@@ -34,7 +34,7 @@ from qdraft.session.text import encode_prompt
 from qdraft.study.prompts import KINDS, WARM_UP
 
 SERVER = "llama-server"
-# qdraft without one of its mechanisms each; the pair for it is opened with other sharing.
+# qdraft without one of its mechanisms each. The first uses the pair that does not share cells.
 WITHOUT = {
     "qdraft, own KV": DecodeParams(),
     "qdraft, fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
@@ -58,7 +58,7 @@ class Text:
     n_accepted: int = 0
     n_rounds: int = 0
     predicted: float | None = None  # speed-up by the cost model
-    outside_s: float | None = None  # neither in llama_decode nor in the courier
+    outside_s: float | None = None  # neither in llama_decode nor in the KV copy
 
 
 class Bench:
@@ -76,7 +76,7 @@ class Bench:
         self.own = self._stack.enter_context(
             Pair(PairSpec.of(target, draft, params, share_kv="off"))
         )
-        self.vocab = self.pair.target_engine.vocab
+        self.vocab = self.pair.vocab
         ends = [t for t in range(self.vocab.n_tokens) if self.vocab.is_end(t)]
         self._endless = dict.fromkeys(ends, -float("inf"))
         self._servers: dict[str, Server] = {}
@@ -91,7 +91,7 @@ class Bench:
         self._stack.close()
 
     def ours(self, pair: Pair, params: DecodeParams, temperature: float, prompt: str) -> Run:
-        """A text by qdraft; what else is known of it is in ``last``."""
+        """Generate a text with qdraft; ``last`` is its summary."""
         sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0, logit_bias=self._endless)
         text = pair.generate(prompt, sampling, params)
         first = 0.0
@@ -104,7 +104,7 @@ class Bench:
         return Run(len(text.tokens) - n_first, seconds, self.last.n_drafted, self.last.n_accepted)
 
     def warm_up(self) -> None:
-        """Weights into memory, and the costs that a user's cache has after a first text."""
+        """Bring weights into memory, and learn the costs that a user has after a first text."""
         say(f"{self.name}: warming up")
         for pair in (self.pair, self.own):
             self.ours(pair, DecodeParams(n_predict=8, n_draft=0), 0, WARM_UP)
@@ -114,7 +114,7 @@ class Bench:
                 self.ours(pair, DecodeParams(n_predict=n, seed=7), temperature, WARM_UP)
 
     def tune(self) -> None:
-        """llama-server's best setting of n_max and p_min, on prompts that do not count."""
+        """Find llama-server's best n_max and p_min on prompts that do not count."""
         self._servers[ALONE] = Server(self._files[0])
         self._servers[SERVER] = Server(*self._files)
         settings = [Setting(n, 0.0) for n in (1, 2, 3, 5)] + [Setting(n, 0.75) for n in (3, 5)]
@@ -152,28 +152,30 @@ class Bench:
 
             return run
 
-        found = {
+        contenders = {
             ALONE: ours(self.pair, DecodeParams(n_draft=0)),
             OURS: ours(self.pair, DecodeParams()),
         }
         if self._servers:
-            found[TUNED] = server(str(self.tuned[1.0 if temperature else 0.0]))
-            found[SIMPLE] = lambda p, seed: run_simple(
+            contenders[TUNED] = server(str(self.tuned[1.0 if temperature else 0.0]))
+            contenders[SIMPLE] = lambda p, seed: run_simple(
                 *self._files,
                 self.vocab.render_chat([{"role": "user", "content": p}]),
-                n, temperature, seed,
-            )  # fmt: skip
+                n,
+                temperature,
+                seed,
+            )
             if ablate:
-                found[SERVER] = server(SERVER)
-                found["llama-server, target alone"] = server(ALONE)
+                contenders[SERVER] = server(SERVER)
+                contenders["llama-server, target alone"] = server(ALONE)
         if ablate and self._servers:
             for name, params in WITHOUT.items():
                 if temperature or "token" not in name:
-                    found[name] = ours(self.own if "own" in name else self.pair, params)
-        return found
+                    contenders[name] = ours(self.own if "own" in name else self.pair, params)
+        return contenders
 
-    def run(self, kinds: dict[str, Sequence[str]], temperatures: Sequence[float]) -> None:
-        """Every contender on every prompt, in an order that turns with the prompt."""
+    def run(self, kinds: Mapping[str, Sequence[str]], temperatures: Sequence[float]) -> None:
+        """Run every contender on every prompt, in an order that turns with the prompt."""
         place = 0
         for kind, prompts in kinds.items():
             for i, prompt in enumerate(prompts):
@@ -191,11 +193,21 @@ class Bench:
         s = self.last
         self.texts.append(
             Text(
-                self.name, kind, i, temperature, name, ran.n_tokens, ran.seconds, ran.n_drafted,
-                s.n_tested if s else 0, ran.n_accepted, sum(s.accepted_histogram) if s else 0,
-                s.predicted_speedup if s else None, self.outside_s,
+                self.name,
+                kind,
+                i,
+                temperature,
+                name,
+                ran.n_tokens,
+                ran.seconds,
+                ran.n_drafted,
+                s.n_tested if s else 0,
+                ran.n_accepted,
+                sum(s.accepted_histogram) if s else 0,
+                s.predicted_speedup if s else None,
+                self.outside_s,
             )
-        )  # fmt: skip
+        )
 
     def first_tokens(self, repeats: int) -> Iterator[tuple[str, float]]:
         """Seconds to the first token of a prompt of about 500 tokens, alone and with the draft."""
@@ -220,15 +232,17 @@ def inside(pair: Pair) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="only what the bars need")
-    parser.add_argument("--n-predict", type=int, help="tokens a text")
-    parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--page", type=Path, help="write a Markdown page there")
+    parser.add_argument("--quick", action="store_true", help="measure only what the bars need")
+    parser.add_argument("--n-predict", type=int, help="tokens of a text at most")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--page", type=Path, help="write a Markdown page to this file")
     args = parser.parse_args()
     args.n_predict = args.n_predict or (20 if args.quick else 64)
-    told = {
-        **describe_machine(), "n_predict": args.n_predict, "quick": args.quick,
-    }  # fmt: skip
+    machine = {
+        **describe_machine(),
+        "n_predict": args.n_predict,
+        "quick": args.quick,
+    }
     kinds = {k: p[:1] for k, p in KINDS.items() if not args.quick or k in ("code", "story")}
     temperatures = (0.0, 1.0) if args.quick else (0.0, 0.7, 1.0)
     texts: list[Text] = []
@@ -255,7 +269,7 @@ def main() -> None:
             texts += bench.texts
     rows = [asdict(text) for text in texts]
     report = {
-        "machine": {**told, "load_after": describe_machine()["load"]},
+        "machine": {**machine, "load_after": describe_machine()["load"]},
         "bars": bars(rows, firsts),
         "tuned": tuned,
         "costs": costs,

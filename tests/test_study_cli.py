@@ -159,7 +159,7 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("args", "status", "error"),
         [
-            (("Q99",), 2, "Q99 is no file and no type"),
+            (("Q99",), 2, "Q99 is neither a file nor a type"),
             (("nowhere.gguf",), 3, "nowhere.gguf"),
             (("Q8_0", "--chunks", "1", "-c", "4096"), 2, "but a chunk needs 4096"),
             (("Q8_0", "--imatrix", "x", "--no-imatrix"), 2, "--imatrix cannot be combined with"),
