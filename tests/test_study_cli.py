@@ -258,6 +258,9 @@ class TestTune:
         if best["live"]["value"] <= 1:  # a way that loses is not written down
             best = next(way for way in live if way["name"] == "auto")
         assert len(found["ways"]) == 13
+        assert (
+            found["ways"][0]["params"]["verify"] == found["drafts"][0]["best"]["params"]["verify"]
+        )
         text = models.read_text()
         assert text.startswith("# mine\n")
         tuned = registry.read(models).find("mine").tuned

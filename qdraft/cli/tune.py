@@ -100,7 +100,10 @@ def tune(
     about = {
         "record": tuning.record,
         "draft": tuned.best.draft,
-        "drafts": [{"draft": each.draft, "best": each.tried[0]} for each in tuned.recorded],
+        "drafts": [
+            {"draft": each.draft, "best": render.way_report(each.tried[0])}
+            for each in tuned.recorded
+        ],
         "settings": tuned.settings,
     }
     view = StudyView(

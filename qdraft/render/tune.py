@@ -67,8 +67,15 @@ def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[
     return {
         **about,
         "costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}},
-        "ways": [{"name": way.name, **asdict(way)} for way in tried],
+        "ways": [{"name": way.name, **way_report(way)} for way in tried],
     }
+
+
+def way_report(way: Tried) -> dict[str, Any]:
+    """One way as JSON; ``verify`` is the rule of verification."""
+    params = asdict(way.params)
+    renamed = {"verify" if key == "verification" else key: x for key, x in params.items()}
+    return {**asdict(way), "params": renamed}
 
 
 def words(tried: Sequence[Tried]) -> str:
