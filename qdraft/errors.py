@@ -66,4 +66,4 @@ class ServerError(EngineError):
 def require(condition: bool, name: str, value: object, rule: str) -> None:
     """Raise UsageError that says what ``name`` must be, unless ``condition`` holds."""
     if not condition:
-        raise UsageError(f"{name} is {value}, but must be {rule}")
+        raise UsageError(f"{name} is {value} but must be {rule}")

@@ -112,7 +112,7 @@ class TestReadBack:
         ({"devices": ("none",), "n_gpu_layers": 3}, "is none, but layers are asked"),
         ({"split_mode": "none", "tensor_split": (1.0,)}, "tensor_split has no meaning"),
         ({"main_gpu": 1}, "main_gpu has no meaning"),
-        ({"split_mode": "columns"}, "split_mode is columns, but must be one of"),
+        ({"split_mode": "columns"}, "split_mode is columns but must be one of"),
         ({"cache_type_k": "q3_0"}, "cache_type_k is q3_0"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

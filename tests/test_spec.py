@@ -46,7 +46,7 @@ def test_a_target_alone() -> None:
 
 
 def test_share_kv_is_one_of_three() -> None:
-    with pytest.raises(UsageError, match="share_kv is maybe, but must be one of auto, on, off"):
+    with pytest.raises(UsageError, match="share_kv is maybe but must be one of auto, on, off"):
         PairSpec.of("t.gguf", share_kv="maybe")
 
 

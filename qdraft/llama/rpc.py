@@ -48,7 +48,7 @@ def parse_servers(text: str | None) -> tuple[str, ...]:
         found = re.fullmatch(r"[^:\s]+:(\d{1,5})", server)
         if not found or not 0 < int(found[1]) < 65536:
             raise UsageError(
-                f"--rpc is {server!r}, but must be HOST:PORT",
+                f"--rpc is {server!r} but must be HOST:PORT",
                 hint=f"for example 192.168.1.5:{DEFAULT_PORT}; several are separated by commas",
             )
     return servers

@@ -12,6 +12,7 @@ from qdraft.errors import require
 from qdraft.llama.spec import SHARE_KV
 
 _PANEL = "Drafting"
+_KINDS = "; ".join(f"{name} ({kind.help})" for name, kind in KINDS.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,7 @@ class DraftingOptions(Group):
         option(
             _PANEL,
             "--drafter",
-            help="What drafts: the draft model (model), repetitions in the text (ngram), or both "
-            "(hybrid).",
+            help=f"What drafts: {_KINDS}.",
         ),
     ] = "model"
     draft_policy: Annotated[
@@ -90,7 +90,9 @@ class DraftingOptions(Group):
 
     @property
     def kind(self) -> DrafterKind:
-        """What the drafter needs."""
+        """The kind of the drafter. Raises UsageError if there is no such kind."""
+        known = ", ".join(KINDS)
+        require(self.drafter in KINDS, "drafter", self.drafter, f"one of {known}")
         return KINDS[self.drafter]
 
     def params(
