@@ -90,7 +90,8 @@ def main(args: Sequence[str] | None = None) -> None:
         status = _fail(error, error.hint, error.exit_code)
     except typer.TyperException as error:
         # Without a command typer has shown the help page, and the message is empty.
-        if message := error.format_message():
+        if message := error.format_message().removesuffix("."):
+            message = message[0].lower() + message[1:]
             _fail(message, f"list the options with qdraft {_command(error)}--help", error.exit_code)
         status = error.exit_code
     except MemoryError:
