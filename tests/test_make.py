@@ -36,13 +36,13 @@ class TestOverlap:
     TEXTS = ((3, [1, 0, 2, 4, 5, 1, 2, 3]), (2, [2, 1, 3, 3, 0]))
 
     def test_a_model_with_itself(self) -> None:
-        found = overlap(engine(), engine(), self.TEXTS)
-        assert (found.n, found.same_top) == (5 + 3, 1.0)
-        assert found.sum_min == pytest.approx(1.0)
+        result = overlap(engine(), engine(), self.TEXTS)
+        assert (result.n, result.same_top) == (5 + 3, 1.0)
+        assert result.sum_min == pytest.approx(1.0)
 
     def test_the_figures_are_those_of_the_distributions(self) -> None:
         target, draft = engine(), engine(blend=0.5)
-        found = overlap(target, draft, self.TEXTS)
+        result = overlap(target, draft, self.TEXTS)
         same, shares = [], []
         for n_prompt, tokens in self.TEXTS:
             for n in range(n_prompt, len(tokens)):
@@ -50,16 +50,16 @@ class TestOverlap:
                 p, q = (np.exp(r) / np.exp(r).sum() for r in rows)
                 same.append(p.argmax() == q.argmax())
                 shares.append(np.minimum(p, q).sum())
-        assert found.same_top == np.mean(same)
-        assert found.sum_min == pytest.approx(np.mean(shares), abs=1e-6)
-        assert found.sum_min_error == pytest.approx(np.std(shares, ddof=1) / 8**0.5, abs=1e-6)
-        assert 0.3 < found.sum_min < 0.99
+        assert result.same_top == np.mean(same)
+        assert result.sum_min == pytest.approx(np.mean(shares), abs=1e-6)
+        assert result.sum_min_error == pytest.approx(np.std(shares, ddof=1) / 8**0.5, abs=1e-6)
+        assert 0.3 < result.sum_min < 0.99
 
     def test_shared_cells_are_copied_before_each_place(self) -> None:
         target, draft = engine(), engine(blend=0.5)
         courier = FakeKvCopy(target, draft)
-        found = overlap(target, draft, self.TEXTS, courier.copy)
-        assert found.n == 8
+        result = overlap(target, draft, self.TEXTS, courier.copy)
+        assert result.n == 8
         assert courier.starts == [0, 2, 3, 4, 5, 0, 1, 2]
         assert (target.n_past, draft.n_past) == (0, 0)
 
@@ -242,14 +242,14 @@ class TestCommand:
             "make", str(target), "--type", "q4_0", "--written", "128", "--measure", "60", "--json"
         )
         assert done.returncode == 0, done.stderr
-        (one,) = json.loads(done.stdout)["drafts"]
-        assert one["pair"] == "smol-Q4_0"
-        told = one["made"]
+        (each,) = json.loads(done.stdout)["drafts"]
+        assert each["pair"] == "smol-Q4_0"
+        reported = each["made"]
         draft = target.with_name("smol-Q4_0.gguf")
-        assert told["draft"]["path"] == str(draft)
-        assert told["draft"]["n_bytes"] == draft.stat().st_size
-        assert told["matrix"] == str(target.with_name("smol.imatrix.gguf"))
-        for made in (told["quality"], told["plain"]):
+        assert reported["draft"]["path"] == str(draft)
+        assert reported["draft"]["n_bytes"] == draft.stat().st_size
+        assert reported["matrix"] == str(target.with_name("smol.imatrix.gguf"))
+        for made in (reported["quality"], reported["plain"]):
             for kv in ("shared", "own"):
                 assert made[kv]["n"] > 30
                 assert 0.5 < made[kv]["sum_min"] <= 1  # of 60 places: 0.6 to 0.8 on three machines
@@ -290,9 +290,9 @@ class TestCommand:
         before = sorted(target.parent.iterdir())
         done = invoke("make", str(target), "--type", "Q2_K", "--type", "IQ2_XXS", "--dry-run")
         assert done.returncode == 0, done.stderr
-        told = " ".join(done.stderr.split())
-        assert "180 tensors fall back" in told
-        assert "needs an importance matrix" in told
+        reported = " ".join(done.stderr.split())
+        assert "180 tensors fall back" in reported
+        assert "needs an importance matrix" in reported
         assert sorted(target.parent.iterdir()) == before
         planned = plan(target, Recipe("Q8_0"))
         made = quantize(target, target.with_name("made.gguf"), Recipe("Q8_0"), threads=2)

@@ -28,9 +28,9 @@ def rows(n: int, n_vocab: int, seed: int = 0, scale: float = 3.0) -> np.ndarray:
 class TestStore:
     def test_two_bytes_keep_a_log_probability_to_a_thousandth(self) -> None:
         logits = rows(50, 300, scale=1.5)
-        found = unpack(*pack(logits))
-        assert np.abs(found - log_softmax(logits)).max() < 2e-4
-        assert np.exp(found).sum(axis=1) == pytest.approx(1, abs=1e-3)
+        result = unpack(*pack(logits))
+        assert np.abs(result - log_softmax(logits)).max() < 2e-4
+        assert np.exp(result).sum(axis=1) == pytest.approx(1, abs=1e-3)
 
     def test_what_is_far_below_the_best_is_cut(self) -> None:
         logits = np.array([[0.0, -5.0, -40.0]], np.float32)
@@ -52,8 +52,8 @@ class TestStore:
         path = tmp_path / "logits.bin"
         blocks = self.write(path)
         assert read_about(path) == {"n_vocab": 40}
-        for found, block in zip(read_blocks(path, 40), blocks, strict=True):
-            assert found == pytest.approx(log_softmax(block), abs=2e-4)
+        for result, block in zip(read_blocks(path, 40), blocks, strict=True):
+            assert result == pytest.approx(log_softmax(block), abs=2e-4)
 
     def test_damage_is_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "logits.bin"
@@ -77,7 +77,7 @@ class TestScores:
         scores = Scores()
         scores.add(following[:25], other[:25], log_softmax(own[:25]))
         scores.add(following[25:], other[25:], log_softmax(own[25:]))
-        found = scores.divergence()
+        result = scores.divergence()
         p = np.exp(own.astype(float))
         p /= p.sum(axis=1, keepdims=True)
         q = np.exp(other.astype(float))
@@ -86,28 +86,30 @@ class TestScores:
         kld = (p * np.log(p / q)).sum(axis=1)
         dp = q[at] - p[at]
         same = p.argmax(axis=1) == q.argmax(axis=1)
-        assert found.n == 60
-        assert found.kld.value == pytest.approx(kld.mean(), rel=1e-4)
-        assert found.kld.error == pytest.approx(kld.std(ddof=1) / np.sqrt(60), rel=1e-4)
-        assert found.kld_median == pytest.approx(np.median(kld), rel=1e-4)
-        assert found.kld_99 == pytest.approx(np.quantile(kld, 0.99), rel=1e-4)
-        assert found.kld_max == pytest.approx(kld.max(), rel=1e-4)
-        assert found.ppl.value == pytest.approx(np.exp(-np.log(q[at]).mean()), rel=1e-5)
-        assert found.ppl_base.value == pytest.approx(np.exp(-np.log(p[at]).mean()), rel=1e-5)
-        assert found.ppl_ratio.value == pytest.approx(found.ppl.value / found.ppl_base.value)
-        assert found.dp.value == pytest.approx(dp.mean(), abs=1e-6)
-        assert found.rms_dp.value == pytest.approx(np.sqrt((dp**2).mean()), rel=1e-4)
-        assert found.same_top.value == pytest.approx(same.mean())
-        assert found.correlation == pytest.approx(np.corrcoef(-np.log(q[at]), -np.log(p[at]))[0, 1])
-        assert scores.perplexity().ppl == found.ppl
+        assert result.n == 60
+        assert result.kld.value == pytest.approx(kld.mean(), rel=1e-4)
+        assert result.kld.error == pytest.approx(kld.std(ddof=1) / np.sqrt(60), rel=1e-4)
+        assert result.kld_median == pytest.approx(np.median(kld), rel=1e-4)
+        assert result.kld_99 == pytest.approx(np.quantile(kld, 0.99), rel=1e-4)
+        assert result.kld_max == pytest.approx(kld.max(), rel=1e-4)
+        assert result.ppl.value == pytest.approx(np.exp(-np.log(q[at]).mean()), rel=1e-5)
+        assert result.ppl_base.value == pytest.approx(np.exp(-np.log(p[at]).mean()), rel=1e-5)
+        assert result.ppl_ratio.value == pytest.approx(result.ppl.value / result.ppl_base.value)
+        assert result.dp.value == pytest.approx(dp.mean(), abs=1e-6)
+        assert result.rms_dp.value == pytest.approx(np.sqrt((dp**2).mean()), rel=1e-4)
+        assert result.same_top.value == pytest.approx(same.mean())
+        assert result.correlation == pytest.approx(
+            np.corrcoef(-np.log(q[at]), -np.log(p[at]))[0, 1]
+        )
+        assert scores.perplexity().ppl == result.ppl
 
     def test_a_file_against_itself(self) -> None:
         logits = rows(20, 50)
         scores = Scores()
         scores.add([1] * 20, logits, log_softmax(logits))
-        found = scores.divergence()
-        assert found.kld.value == pytest.approx(0, abs=1e-6)
-        assert (found.same_top.value, found.ppl_ratio.value) == (1, pytest.approx(1))
+        result = scores.divergence()
+        assert result.kld.value == pytest.approx(0, abs=1e-6)
+        assert (result.same_top.value, result.ppl_ratio.value) == (1, pytest.approx(1))
 
 
 class TestChunks:
@@ -132,9 +134,9 @@ class TestChunks:
             row = log_softmax(alone.eval(chunk[i : i + 1], 1))[0]
             if i >= 20:
                 nll.append(-row[chunk[i + 1]])
-        found = scores.perplexity()
-        assert found.n == 19
-        assert found.ppl.value == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
+        result = scores.perplexity()
+        assert result.n == 19
+        assert result.ppl.value == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
         assert sum(map(len, kept)) == 19
         assert target.n_past == 0
 

@@ -30,13 +30,13 @@ class TestSynthetic:
     @pytest.mark.parametrize("alpha", [0.5, 0.8, 0.95])
     @pytest.mark.parametrize("n_draft", [1, 2, 4])
     def test_alpha_tau_and_speed_are_the_cost_models(self, alpha: float, n_draft: int) -> None:
-        found = replay(synthetic(alpha), COSTS, PLAIN, fixed(n_draft))
-        assert found.alpha == pytest.approx(alpha, abs=0.025)
-        assert found.tau == pytest.approx(expected_tokens(alpha, n_draft), rel=0.05)
-        assert found.alpha_at[0] == pytest.approx(alpha, abs=0.04)
+        result = replay(synthetic(alpha), COSTS, PLAIN, fixed(n_draft))
+        assert result.alpha == pytest.approx(alpha, abs=0.025)
+        assert result.tau == pytest.approx(expected_tokens(alpha, n_draft), rel=0.05)
+        assert result.alpha_at[0] == pytest.approx(alpha, abs=0.04)
         # A round in 24 has no draft.
         ideal = speedup(alpha, n_draft, COSTS.c["model"], COSTS.v[n_draft + 1])
-        assert found.speedup == pytest.approx(ideal, rel=0.05)
+        assert result.speedup == pytest.approx(ideal, rel=0.05)
 
     def test_the_measured_policy_is_close_to_the_best_length(self) -> None:
         recording = synthetic(0.8)
@@ -96,8 +96,8 @@ class TestRecorded:
     @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
     def test_alpha_is_that_of_the_loop(self, params: SamplingParams) -> None:
         recording = recorded(300, params.temperature, 0.25, shared=True)
-        found = replay(recording, COSTS, params, fixed(3), ReplayOptions(repeats=3))
-        assert found.alpha == pytest.approx(live(300, params, 0.25, 3), abs=0.03)
+        result = replay(recording, COSTS, params, fixed(3), ReplayOptions(repeats=3))
+        assert result.alpha == pytest.approx(live(300, params, 0.25, 3), abs=0.03)
 
     def test_each_place_is_its_own(self) -> None:
         """Greedy with the record of the greedy text: the replay is that loop, token for token."""
@@ -116,9 +116,9 @@ class TestRecorded:
         records.save(recording, path)
         again = records.load(path)
         twice = ReplayOptions(repeats=2)
-        found = [replay(t, COSTS, PLAIN, fixed(3, "block"), twice) for t in (recording, again)]
-        assert found[0] == found[1]
-        assert isinstance(found[0], Replayed)
+        result = [replay(t, COSTS, PLAIN, fixed(3, "block"), twice) for t in (recording, again)]
+        assert result[0] == result[1]
+        assert isinstance(result[0], Replayed)
 
     def test_what_is_no_record(self, tmp_path: Path) -> None:
         path = tmp_path / "pair.npz"

@@ -35,11 +35,11 @@ def test_intervals_cover_at_the_stated_rate(n: int) -> None:
     rng = np.random.default_rng(n)
     held = 0
     for i in range(400):
-        found = speed_ratio(*pairs(rng, n, 1.3, 0.08), seed=i)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= 1.3 <= found.high
+        result = speed_ratio(*pairs(rng, n, 1.3, 0.08), seed=i)
+        assert result is not None
+        assert result.low is not None
+        assert result.high is not None
+        held += result.low <= 1.3 <= result.high
     assert 0.90 <= held / 400 <= 0.995
 
 
@@ -47,11 +47,11 @@ def test_a_noisy_baseline_widens_the_interval() -> None:
     def width(noise: float) -> float:
         widths = []
         for i in range(40):
-            found = speed_ratio(*pairs(np.random.default_rng(i), 12, 1.3, noise))
-            assert found is not None
-            assert found.low is not None
-            assert found.high is not None
-            widths.append(found.high - found.low)
+            result = speed_ratio(*pairs(np.random.default_rng(i), 12, 1.3, noise))
+            assert result is not None
+            assert result.low is not None
+            assert result.high is not None
+            widths.append(result.high - result.low)
         return float(np.mean(widths))
 
     assert width(0.2) > 2.5 * width(0.05)
@@ -63,8 +63,8 @@ def test_total_over_total_not_the_mean_of_ratios() -> None:
         [TimedText(10, 1), TimedText(1000, 200)],
         [TimedText(10, 10), TimedText(1000, 200)],
     )
-    found = speed_ratio(ours, theirs)
-    assert found == Ratio(pytest.approx(210 / 201))
+    result = speed_ratio(ours, theirs)
+    assert result == Ratio(pytest.approx(210 / 201))
     assert speed(ours) == pytest.approx(1010 / 201)
     assert speed([]) is None
     assert speed_ratio([], []) is None
@@ -72,9 +72,9 @@ def test_total_over_total_not_the_mean_of_ratios() -> None:
 
 def test_few_texts_have_no_interval() -> None:
     runs = [TimedText(10, 1.0)] * (FEWEST - 1)
-    found = speed_ratio(runs, runs)
-    assert found is not None
-    assert (found.low, found.high, found.decided) == (None, None, False)
+    result = speed_ratio(runs, runs)
+    assert result is not None
+    assert (result.low, result.high, result.decided) == (None, None, False)
     with pytest.raises(ValueError, match="pairs"):
         speed_ratio(runs, runs[1:])
 
@@ -82,9 +82,9 @@ def test_few_texts_have_no_interval() -> None:
 def test_texts_that_end_with_their_first_token_have_no_interval() -> None:
     """Some draws then hold nothing but these: no logarithm, and no NaN in a report."""
     runs = [TimedText(20, 1.0), TimedText(30, 2.0), TimedText(0, 0.0), TimedText(25, 1.5)]
-    found = speed_ratio(runs, runs)
-    assert found is not None
-    assert (found.value, found.low) == (1.0, None)
+    result = speed_ratio(runs, runs)
+    assert result is not None
+    assert (result.value, result.low) == (1.0, None)
 
 
 def test_decided() -> None:
@@ -103,6 +103,6 @@ def test_students_t(degrees: int, t: float) -> None:
 
 
 def test_the_standard_error_of_a_mean() -> None:
-    found = mean_of([1.0, 2.0, 3.0, 4.0])
-    assert (found.value, found.error) == (2.5, pytest.approx(1.2909944 / 2))
+    result = mean_of([1.0, 2.0, 3.0, 4.0])
+    assert (result.value, result.error) == (2.5, pytest.approx(1.2909944 / 2))
     assert mean_of([5.0]).error == 0

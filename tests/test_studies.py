@@ -59,17 +59,17 @@ COSTS = Costs({"model": 0.4}, {2: 1.1, 3: 1.3}, 0.1)
 
 class TestBench:
     def test_rows_are_totals(self) -> None:
-        found = fold(
+        result = fold(
             [
                 sample(), sample(temperature=1.0, ours=2.0), sample("story"),
                 sample("story", 1.0, alone=1.5),
             ],
             COSTS,
         )  # fmt: skip
-        assert [(r.kind, r.temperature) for r in found.rows] == [
+        assert [(r.kind, r.temperature) for r in result.rows] == [
             ("code", 0), ("code", 1), ("story", 0), ("story", 1),
         ]  # fmt: skip
-        total = found.total
+        total = result.total
         assert total.per_second == pytest.approx(240 / 5)
         assert total.alone_per_second == pytest.approx(240 / 5.4)
         assert total.speedup is not None
@@ -79,10 +79,10 @@ class TestBench:
         assert total.alpha_at == (pytest.approx(19 / 20), pytest.approx(17 / 18))
         assert total.rounds_by_accepted == (4, 8, 68)
         assert total.predicted == pytest.approx(1.25)
-        by_t = {r.temperature: r for r in found.by_temperature}
+        by_t = {r.temperature: r for r in result.by_temperature}
         assert by_t[1.0].speedup is not None
         assert by_t[1.0].speedup.value == pytest.approx(2.8 / 3)
-        assert {r.kind for r in found.by_kind} == {"code", "story"}
+        assert {r.kind for r in result.by_kind} == {"code", "story"}
 
     def test_verdicts(self) -> None:
         def verdict(*samples: Sample) -> str:
@@ -106,11 +106,11 @@ class TestBench:
             sample(ours=1 + i / 100, prompt=p, temperature=float(t), repeat=i)
             for i in range(10) for p in (0, 1) for t in (0, 1)
         ]  # fmt: skip
-        found = fold(many, COSTS)
-        assert found.total.n_texts == 40
-        assert found.total.speedup is not None
-        assert found.total.speedup.low is None
-        assert found.conclusion.startswith("too few prompts")
+        result = fold(many, COSTS)
+        assert result.total.n_texts == 40
+        assert result.total.speedup is not None
+        assert result.total.speedup.low is None
+        assert result.conclusion.startswith("too few prompts")
         four = [replace(s, prompt=s.repeat % 4) for s in many]
         assert fold(four, COSTS).total.speedup.low is not None  # type: ignore[union-attr]
 
@@ -119,10 +119,10 @@ class TestBench:
 
         https://github.com/kekzl/imp/pull/1521
         """
-        found = fold([sample(repetition=0.6), sample(), sample(spread=3.0), sample()], COSTS)
-        assert found.doubts == ("1 of 4 texts repeat themselves, which flatters any draft",)
-        found = fold([sample(spread=3.0)] * 3, COSTS)
-        assert found.doubts[0].startswith("the machine was noisy: the slowest tenth")
+        result = fold([sample(repetition=0.6), sample(), sample(spread=3.0), sample()], COSTS)
+        assert result.doubts == ("1 of 4 texts repeat themselves, which flatters any draft",)
+        result = fold([sample(spread=3.0)] * 3, COSTS)
+        assert result.doubts[0].startswith("the machine was noisy: the slowest tenth")
 
     def test_tau_is_what_was_emitted(self) -> None:
         """A text that ends on an accepted draft token has no token after that one."""
@@ -131,13 +131,13 @@ class TestBench:
         assert fold([sample(), sample(counts=ended)], COSTS).total.tau == pytest.approx(111 / 40)
 
     def test_everything_is_shown(self) -> None:
-        found = fold([sample(), sample("story", 1.0)] * 4, COSTS)
-        text = as_markdown(bench_view.sheets(found))
+        result = fold([sample(), sample("story", 1.0)] * 4, COSTS)
+        text = as_markdown(bench_view.sheets(result))
         for word in ("speed-up", "T 0", "T 1", "story", "place", "accepted", "costs"):
             assert word in text
-        report = bench_view.report(found, {"library": "x"})
+        report = bench_view.report(result, {"library": "x"})
         assert json.loads(json.dumps(report))["v"] == {"2": 1.1, "3": 1.3}
-        titles = [chart.title for chart in bench_view.charts(found)]
+        titles = [chart.title for chart in bench_view.charts(result)]
         assert titles == [
             "Speed-up", "Acceptance", "Acceptance by place in the draft", "Cost of a target decode",
         ]  # fmt: skip
@@ -195,51 +195,52 @@ class TestComparison:
     def test_which_pair_and_which_file(self) -> None:
         rows = [rung("Q2_K", 100, 0.5, 2.5, Ratio(1.1)), rung("Q8_0", 500, 0.001, 1.7, Ratio(0.9)),
                 rung("Q4_K_M", 300, 0.015, 2.2, Ratio(1.4))]  # fmt: skip
-        found = conclude(REFERENCE, rows)
-        assert [row.file.file_type for row in found.rungs] == ["Q8_0", "Q4_K_M", "Q2_K"]
-        assert found.recommendation.pair == "m-Q4_K_M.gguf"
-        assert found.recommendation.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
-        told = " ".join(found.recommendation.words)
-        assert "1.40 times as fast" in told
-        assert "2.20 times as fast" in told
-        assert "the single file is faster, the pair is exact" in told
+        result = conclude(REFERENCE, rows)
+        assert [row.file.file_type for row in result.rungs] == ["Q8_0", "Q4_K_M", "Q2_K"]
+        assert result.recommendation.pair == "m-Q4_K_M.gguf"
+        assert result.recommendation.single == "m-Q4_K_M.gguf"  # Q2_K is faster, and too far off
+        reported = " ".join(result.recommendation.words)
+        assert "1.40 times as fast" in reported
+        assert "2.20 times as fast" in reported
+        assert "the single file is faster, the pair is exact" in reported
 
     def test_a_pair_that_may_as_well_lose_is_not_named(self) -> None:
-        found = conclude(REFERENCE, [rung("Q6_K", 400, 0.01, 0.9, Ratio(1.02, 0.94, 1.11))])
-        assert found.recommendation.pair is None
+        result = conclude(REFERENCE, [rung("Q6_K", 400, 0.01, 0.9, Ratio(1.02, 0.94, 1.11))])
+        assert result.recommendation.pair is None
         assert (
-            "its interval begins at 0.94: no draft is shown to pay" in found.recommendation.words[0]
+            "its interval begins at 0.94: no draft is shown to pay"
+            in result.recommendation.words[0]
         )
 
     def test_nothing_pays(self) -> None:
-        found = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, Ratio(0.8))])
-        assert (found.recommendation.pair, found.recommendation.single) == (None, None)
-        assert "no draft of these pays" in found.recommendation.words[0]
-        assert "single file: no file is both" in found.recommendation.words[1]
+        result = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, Ratio(0.8))])
+        assert (result.recommendation.pair, result.recommendation.single) == (None, None)
+        assert "no draft of these pays" in result.recommendation.words[0]
+        assert "single file: no file is both" in result.recommendation.words[1]
 
     def test_a_rung_that_failed_is_a_row(self) -> None:
         failed = FailedRung("Q2_K", "a child process died: SIGILL")
-        found = conclude(REFERENCE, [failed, rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
-        text = as_markdown(compare_view.sheets(found))
+        result = conclude(REFERENCE, [failed, rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
+        text = as_markdown(compare_view.sheets(result))
         assert "SIGILL" in text
         assert "Q8_0" in text
-        assert len(compare_view.report(found, {})["rows"]) == 2
+        assert len(compare_view.report(result, {})["rows"]) == 2
         alone = conclude(REFERENCE, [failed])
         assert alone.recommendation.words == ("nothing was measured",)
         assert compare_view.charts(alone) == []
 
     def test_the_json_object(self) -> None:
-        found = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
-        report = json.loads(json.dumps(compare_view.report(found, {"n_ctx": 512}), default=str))
+        result = conclude(REFERENCE, [rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))])
+        report = json.loads(json.dumps(compare_view.report(result, {"n_ctx": 512}), default=str))
         assert {"reference", "rows", "verdict", "n_ctx", "complete"} <= report.keys()
         assert report["rows"][0]["quality"]["kld"] == {"value": 0.001, "error": 0.001}
         assert report["verdict"]["pair"] == "m-Q8_0.gguf"
 
     def test_pictures_of_rungs_without_a_figure(self) -> None:
-        found = conclude(
+        result = conclude(
             REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, Ratio(1))]
         )
-        for chart in compare_view.charts(found):
+        for chart in compare_view.charts(result):
             assert drawing(chart)
             assert svg(chart).startswith("<svg")
 
@@ -261,8 +262,8 @@ class TestInterrupts:
         work = bench_spec.BenchSpec(
             [], (0.0,), 1, False, SamplingParams(), DecodeParams(n_predict=8)
         )
-        found = work.run(Opened())  # type: ignore[arg-type]
-        assert (found.total.n_texts, found.complete) == (2, False)
+        result = work.run(Opened())  # type: ignore[arg-type]
+        assert (result.total.n_texts, result.complete) == (2, False)
         monkeypatch.setattr(bench_spec, "measure", lambda *a, **k: stop_at_once())
         with pytest.raises(KeyboardInterrupt):  # nothing is done yet
             work.run(Opened())  # type: ignore[arg-type]
@@ -279,8 +280,8 @@ class TestInterrupts:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(study_compare, "Ladder", Interrupted)
-        found = study_compare.compare(ComparisonSpec(Path("t"), (), ""))
-        assert ([row.file.file_type for row in found.rungs], found.complete) == (["Q8_0"], False)
+        result = study_compare.compare(ComparisonSpec(Path("t"), (), ""))
+        assert ([row.file.file_type for row in result.rungs], result.complete) == (["Q8_0"], False)
 
 
 def stop_at_once() -> Iterator[Sample]:
@@ -302,9 +303,9 @@ class TestChildJobs:
             run_job("job_modules", {"do": "bug"})
 
     def test_progress_and_answer(self) -> None:
-        told: list[tuple[str, float, float]] = []
-        found = run_job("job_modules", {"do": "work"}, lambda *x: told.append(x))
-        assert (found, told) == ({"did": "work"}, [("half", 1, 2)])
+        reported: list[tuple[str, float, float]] = []
+        result = run_job("job_modules", {"do": "work"}, lambda *x: reported.append(x))
+        assert (result, reported) == ({"did": "work"}, [("half", 1, 2)])
 
 
 FIGURES = Figures(0.3, {2: 1.1, 3: 1.2, 5: 1.4, 9: 2.0}, {0.0: 0.95, 1.0: 0.75})
@@ -312,13 +313,13 @@ FIGURES = Figures(0.3, {2: 1.1, 3: 1.2, 5: 1.4, 9: 2.0}, {0.0: 0.95, 1.0: 0.75})
 
 class TestExplain:
     def test_the_pair_as_it_is(self) -> None:
-        found = explain(FIGURES, Situation(temperature=0.0))[0]
-        k = found.n_draft
+        result = explain(FIGURES, Situation(temperature=0.0))[0]
+        k = result.n_draft
         assert k is not None
-        assert found.speedup == pytest.approx(
+        assert result.speedup == pytest.approx(
             expected_tokens(0.95, k) / (k * 0.3 + interpolate_v(FIGURES.v, k + 1))
         )
-        assert f"{expected_tokens(0.95, k):.2f} tokens / ({k} x 0.30 + " in found.words
+        assert f"{expected_tokens(0.95, k):.2f} tokens / ({k} x 0.30 + " in result.words
 
     def test_alpha_between_temperatures(self) -> None:
         assert alpha_at(FIGURES.alpha, 0.5) == pytest.approx(0.85)
@@ -337,9 +338,9 @@ class TestExplain:
         https://github.com/ggml-org/llama.cpp/issues/10594
         https://github.com/ggml-org/llama.cpp/issues/10664
         """
-        found = explain(Figures(1.0, {2: 1.5}, {0.0: 0.9}), Situation())[0]
-        assert (found.speedup, found.n_draft) == (1.0, 0)
-        assert "even if every token were accepted" in found.words
+        result = explain(Figures(1.0, {2: 1.5}, {0.0: 0.9}), Situation())[0]
+        assert (result.speedup, result.n_draft) == (1.0, 0)
+        assert "even if every token were accepted" in result.words
         low = explain(Figures(0.5, {2: 1.2}, {0.0: 0.4}), Situation())[0]
         assert "alpha is 0.40, but n_draft 1 needs 0.70" in low.words
 
@@ -353,8 +354,8 @@ class TestExplain:
         assert gains[1] is not None
         assert gains[0] > 1.4 > 1.05 > gains[1]
         own = replace(known, shares_kv=False)
-        found = explain(own, Situation(0.0, n_prompt=20_000, n_predict=100))
-        assert next(f for f in found if "prompt" in f.topic).speedup < 1
+        result = explain(own, Situation(0.0, n_prompt=20_000, n_predict=100))
+        assert next(f for f in result if "prompt" in f.topic).speedup < 1
 
     def test_users_experts_precision_memory(self) -> None:
         """A verify batch of a mixture of experts reads the union of its experts.
@@ -364,12 +365,12 @@ class TestExplain:
         known = replace(
             FIGURES, target_bits=16.0, target_bytes=8 << 30, draft_bytes=2 << 30, experts=(8, 64)
         )
-        found = {f.topic: f for f in explain(known, Situation(0.0, n_users=8, memory=9 << 30))}
-        assert found["8 users"].speedup < found["pair"].speedup
-        assert found["mixture of experts"].speedup < found["pair"].speedup
-        assert "about 31 of them" in found["mixture of experts"].words
-        assert found["target in Q4_K_M"].speedup < found["target in Q8_0"].speedup
-        assert "the target fits alone" in found["memory"].words
+        result = {f.topic: f for f in explain(known, Situation(0.0, n_users=8, memory=9 << 30))}
+        assert result["8 users"].speedup < result["pair"].speedup
+        assert result["mixture of experts"].speedup < result["pair"].speedup
+        assert "about 31 of them" in result["mixture of experts"].words
+        assert result["target in Q4_K_M"].speedup < result["target in Q8_0"].speedup
+        assert "the target fits alone" in result["memory"].words
 
     def test_lengths(self) -> None:
         assert best_length(0.9, 0.9, {2: 1.9}) == (0, 1.0)
@@ -401,20 +402,20 @@ class TestTuned:
         best = self.way("fixed", 1.3, 1.1)
         words = conclude_tuning(best, None, Path("d.gguf"))
         assert words == ["fixed 3 with d.gguf: 1.10 times the target alone (1.00 to 1.20) live"]
-        told = tuned_settings(best, None, words[0], "2026-11-30")
-        assert {k: x for k, x in told.items() if x is not None} == {
+        reported = tuned_settings(best, None, words[0], "2026-11-30")
+        assert {k: x for k, x in reported.items() if x is not None} == {
             "draft-policy": "fixed", "n-draft": 3, "evidence": f"{words[0]}, 2026-11-30",
         }  # fmt: skip
-        assert set(told) - {"evidence"} <= set(TUNED)
+        assert set(reported) - {"evidence"} <= set(TUNED)
 
     def test_threads_are_chosen_among_equals(self) -> None:
         """Fewer threads where it makes no difference; never what computes something else."""
-        found = [
+        result = [
             Setting("1 thread", EngineParams(n_threads=1), per_second=98),
             Setting("2 threads", EngineParams(n_threads=2), per_second=100),
             Setting("cache", EngineParams(n_threads=2), per_second=200, same_output=False),
             Setting("broken", EngineParams(n_threads=4), per_second=300, error="no"),
         ]
-        assert choose_setting(found).name == "1 thread"
-        found[0] = replace(found[0], per_second=50)
-        assert choose_setting(found).name == "2 threads"
+        assert choose_setting(result).name == "1 thread"
+        result[0] = replace(result[0], per_second=50)
+        assert choose_setting(result).name == "2 threads"

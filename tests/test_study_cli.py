@@ -37,20 +37,20 @@ class TestBench:
             "--json", "--report", str(page), "--plot", str(tmp_path / "bench.svg"),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert [(r["kind"], r["temperature"]) for r in found["rows"]] == [
+        outcome = json.loads(done.stdout)
+        assert [(r["kind"], r["temperature"]) for r in outcome["rows"]] == [
             ("code", 0), ("code", 1), ("story", 0), ("story", 1),
         ]  # fmt: skip
-        assert found["total"]["n_texts"] == 4
-        assert found["total"]["speedup"]["value"] > 0.2
-        assert found["total"]["speedup"]["low"] is None  # of two prompts
-        assert "too few prompts" in found["verdict"]
-        assert found["library"].startswith("llama-cpp-python")
-        assert found["kv"]["shared"]
+        assert outcome["total"]["n_texts"] == 4
+        assert outcome["total"]["speedup"]["value"] > 0.2
+        assert outcome["total"]["speedup"]["low"] is None  # of two prompts
+        assert "too few prompts" in outcome["verdict"]
+        assert outcome["library"].startswith("llama-cpp-python")
+        assert outcome["kv"]["shared"]
         assert page.read_text(encoding="utf-8").count("<svg") >= 2
         assert (tmp_path / "bench.svg").stat().st_size > 1000
         explained = qdraft("explain", "--from", "-", "--temp", "0", stdin=done.stdout)
-        if found["by_temperature"][0]["alpha"] is not None:
+        if outcome["by_temperature"][0]["alpha"] is not None:
             assert explained.returncode == 0, explained.stderr
             assert "alpha" in explained.stdout
 
@@ -100,19 +100,19 @@ class TestCompare:
     def test_a_ladder(self, smollm2: tuple[Path, Path]) -> None:
         done = self.run(smollm2, "--json")
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert {"reference", "rows", "verdict"} <= found.keys()
-        (eight,) = found["rows"]
+        outcome = json.loads(done.stdout)
+        assert {"reference", "rows", "verdict"} <= outcome.keys()
+        (eight,) = outcome["rows"]
         assert eight["file_type"] == "Q8_0"
         assert 0 < eight["quality"]["kld"]["value"] < 0.02
         assert eight["quality"]["same_top"]["value"] > 0.9
         assert eight["quality"]["n"] == 63
         # The reference as the rungs saw it, out of the store, is the reference.
-        base = found["reference"]["quality"]["ppl"]["value"]
+        base = outcome["reference"]["quality"]["ppl"]["value"]
         assert eight["quality"]["ppl_base"]["value"] == pytest.approx(base, rel=1e-4)
         draft = eight["as_draft"][0]
         assert draft["alpha_shared"]["value"] > draft["alpha_own"]["value"] - 0.1 > 0.7
-        assert found["verdict"]["words"]
+        assert outcome["verdict"]["words"]
         again = self.run(smollm2, "--quiet", "-o", "md")  # out of the cache
         assert again.returncode == 0
         assert again.stderr == ""
@@ -144,7 +144,7 @@ class TestCompare:
         again = compare(spec, run=run)
         assert ran == ["reference", "rung", "rung"]
         assert again.reference.result == REFERENCE.result
-        assert [one.result for one in again.rungs] == [fake.result]
+        assert [each.result for each in again.rungs] == [fake.result]
         assert again.complete
         assert len(compare(spec, run=run).rungs) == 1
         assert len(ran) == 3  # all of it was kept
@@ -181,8 +181,8 @@ class TestWithoutModels:
         assert done.returncode == 0, done.stderr
         ways = json.loads(done.stdout)["ways"]
         assert ways[0]["replayed"]["speedup"] > 3
-        one = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
-        assert "fixed 1" in one.stdout
+        each = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
+        assert "fixed 1" in each.stdout
 
     @pytest.mark.parametrize(
         ("args", "error"),
@@ -205,7 +205,7 @@ class TestWithoutModels:
             *given, "--prompt-tokens", "2000", "-n", "100", "--users", "4", "--experts", "8/64",
             "--json",
         )  # fmt: skip
-        topics = [one["topic"] for one in json.loads(done.stdout)["findings"]]
+        topics = [each["topic"] for each in json.loads(done.stdout)["findings"]]
         assert topics == [
             "pair", "temperature 0", "temperature 1", "prompt and output length", "4 users",
             "mixture of experts",
@@ -249,17 +249,18 @@ class TestTune:
             "--record", str(record), "--json",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        live = [way for way in found["ways"] if way["live"]]
+        outcome = json.loads(done.stdout)
+        live = [way for way in outcome["ways"] if way["live"]]
         assert "auto" in [way["name"] for way in live]
         assert len(live) <= 2  # the best of the replays, and auto
         assert live[0]["live"]["low"] < live[0]["live"]["high"]
         best = max(live, key=lambda way: way["live"]["value"])
         if best["live"]["value"] <= 1:  # a way that loses is not written down
             best = next(way for way in live if way["name"] == "auto")
-        assert len(found["ways"]) == 13
+        assert len(outcome["ways"]) == 13
         assert (
-            found["ways"][0]["params"]["verify"] == found["drafts"][0]["best"]["params"]["verify"]
+            outcome["ways"][0]["params"]["verify"]
+            == outcome["drafts"][0]["best"]["params"]["verify"]
         )
         text = models.read_text()
         assert text.startswith("# mine\n")
@@ -281,20 +282,20 @@ class TestTune:
         )
         entry = registry.read(path).find("a")
         models_file.set_tuned(entry, {"n-draft": 3, "p-min": None}, user_file=path)
-        found = registry.read(path)
-        assert found.find("a").tuned == {"cache-type-k": "q8_0", "n-draft": 3}
-        assert found.find("a").context == 512
-        assert found.find("a").target == entry.target
+        outcome = registry.read(path)
+        assert outcome.find("a").tuned == {"cache-type-k": "q8_0", "n-draft": 3}
+        assert outcome.find("a").context == 512
+        assert outcome.find("a").target == entry.target
         assert "target: t.gguf" in path.read_text()
         assert path.read_text().startswith("# mine\n")
-        assert found.find("b").target == str(tmp_path / "u.gguf")
+        assert outcome.find("b").target == str(tmp_path / "u.gguf")
 
     def test_a_shipped_pair_is_copied(self, tmp_path: Path) -> None:
         path = tmp_path / "models.yaml"
         models_file.set_tuned(registry.load().find("smollm2"), {"n-draft": 2}, user_file=path)
-        found = registry.load(path).find("smollm2")
-        assert found.tuned == {"n-draft": 2}
-        assert found.packaged == registry.load().find("smollm2").packaged
+        outcome = registry.load(path).find("smollm2")
+        assert outcome.tuned == {"n-draft": 2}
+        assert outcome.packaged == registry.load().find("smollm2").packaged
         assert registry.load(path).default == "smollm2"
 
     def test_a_target_alone_has_nothing_to_tune(self, smollm2: tuple[Path, Path]) -> None:
@@ -312,8 +313,8 @@ class TestSettingsOfAPair:
             *args,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        outcome: dict[str, Any] = json.loads(done.stdout)
+        return outcome
 
     @pytest.fixture
     def models(self, smollm2: tuple[Path, Path], tmp_path: Path) -> Path:
@@ -328,9 +329,9 @@ class TestSettingsOfAPair:
         return path
 
     def test_they_stand(self, models: Path) -> None:
-        found = self.run(models)
-        assert max(r["n_draft"] for r in found["rounds"]) == 2
-        assert found["summary"]["n_prompt"] < 12  # the template is that of the entry
+        outcome = self.run(models)
+        assert max(r["n_draft"] for r in outcome["rounds"]) == 2
+        assert outcome["summary"]["n_prompt"] < 12  # the template is that of the entry
 
     def test_the_command_line_wins(self, models: Path) -> None:
         given = self.run(models, "--draft-policy", "fixed", "--n-draft", "3")
@@ -341,8 +342,8 @@ class TestSettingsOfAPair:
     def test_one_way_given_is_the_whole_way(self, models: Path) -> None:
         """fixed with the tuned confidence would be another way than either."""
         models.write_text(models.read_text().replace("n-draft: 2", "n-draft: 2, p-min: 0.99"))
-        found = self.run(models, "--draft-policy", "fixed", "--n-draft", "3")
-        assert {r["n_draft"] for r in found["rounds"]} - {0} >= {3}
+        outcome = self.run(models, "--draft-policy", "fixed", "--n-draft", "3")
+        assert {r["n_draft"] for r in outcome["rounds"]} - {0} >= {3}
 
     def test_the_context_too(self, models: Path) -> None:
         done = qdraft("run", "--models-file", str(models), "-p", "word " * 100, "-n", "2")

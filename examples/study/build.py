@@ -1,4 +1,4 @@
-"""A complete study of the demo model: its ladder, its pair on six kinds of work, its tuning.
+"""A complete study of the demo model: its ladder, its pair on six kinds of tasks, its tuning.
 
     python examples/study/build.py
 
@@ -28,18 +28,27 @@ def main() -> None:
         "ladder": ["compare", str(target), "Q8_0", "Q6_K", "Q4_K_M", "Q2_K"],
         "bench": ["bench", "-m", str(target), "-d", str(draft), "-n", "96", "-r", "2"],
         "tune": [
-            "tune", "-m", str(target), "-d", str(draft), "--temp", "0", "--record", str(record),
+            "tune",
+            "-m",
+            str(target),
+            "-d",
+            str(draft),
+            "--temp",
+            "0",
+            "--record",
+            str(record),
             "--no-write",
         ],
-    }  # fmt: skip
+    }
     for name, command in studies.items():
-        page, told = HERE / f"{name}.html", HERE / f"{name}.json"
+        page, json_file = HERE / f"{name}.html", HERE / f"{name}.json"
         done = subprocess.run(
             [sys.executable, "-m", "qdraft", *command, "--json", "--report", str(page)],
-            stdout=subprocess.PIPE, check=True,
-        )  # fmt: skip
-        told.write_bytes(done.stdout)
-        for path in (page, told):  # files by name: their folders are this machine's
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        json_file.write_bytes(done.stdout)
+        for path in (page, json_file):  # files by name: their folders are this machine's
             text = path.read_text(encoding="utf-8")
             path.write_text(_FOLDERS.sub("", text), encoding="utf-8")
     record.unlink()

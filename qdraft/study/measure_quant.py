@@ -89,39 +89,39 @@ def job(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
     """Score the reference, and keep its logits."""
     before = _resident()
-    with _opened(job.reference, job.params) as engine:
+    with _opened(job.reference, job.params) as sequence:
         with job.store.open("wb") as out:
-            about = {"n_vocab": engine.vocab.n_tokens, "chunks": len(job.chunks)}
+            about = {"n_vocab": sequence.vocab.n_tokens, "chunks": len(job.chunks)}
             writer = LogitsWriter(out, about)
             scores = evaluate(
-                engine,
+                sequence,
                 job.chunks,
                 keep=writer.write,
                 progress=renamed(progress, "scoring the reference"),
             )
             writer.close()
         memory = _grown(before)
-        prompt_s = prompt_seconds(engine, job.chunks[0], time.perf_counter)
+        prompt_s = prompt_seconds(sequence, job.chunks[0], time.perf_counter)
     return ReferenceResult(scores.perplexity(), N_PROMPT / prompt_s, memory, describe_machine())
 
 
 def measure_rung(job: RungJob, progress: Progress) -> RungResult:
     """Score a rung alone, then measure it as a draft. Raises UsageError for another vocabulary."""
     before = _resident()
-    with _opened(job.rung, job.params) as engine:
-        n_vocab = engine.vocab.n_tokens
+    with _opened(job.rung, job.params) as sequence:
+        n_vocab = sequence.vocab.n_tokens
         if n_vocab != job.n_vocab:
             raise UsageError(f"{job.rung.name} has {n_vocab} tokens, not {job.n_vocab}")
         scores = evaluate(
-            engine,
+            sequence,
             job.chunks,
             base=read_blocks(job.store, n_vocab),
             progress=renamed(progress, f"scoring {job.rung.name}"),
         )
         memory = _grown(before)
-        prompt_s = prompt_seconds(engine, job.chunks[0], time.perf_counter)
+        prompt_s = prompt_seconds(sequence, job.chunks[0], time.perf_counter)
         # As the file runs alone: without repacked weights.
-        token_s = seconds_of_one(engine, time.perf_counter)
+        token_s = seconds_of_one(sequence, time.perf_counter)
     alone = _Alone(scores.divergence(), N_PROMPT / prompt_s, 1 / token_s, memory)
     return _measure_draft(job, alone, progress)
 
