@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -51,6 +52,12 @@ def test_a_command_takes_a_part_of_a_group_with_other_defaults() -> None:
     assert "top_p" not in parameters
     assert "exact" not in parameters
     assert parameters["n_draft"].default is None
+
+
+def test_the_help_shows_the_default_of_the_command() -> None:
+    """Not the words for the default that other commands have."""
+    page = " ".join(qdraft("bench", "--help").stdout.split())
+    assert re.search(r"--ctx-size .{0,200}?\[default: 2048\]", page)
 
 
 def test_defaults_are_those_of_the_library() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from qdraft.cli.options.study import CostOptions, parse_costs
 from qdraft.cli.options.text import read_prompt
 from qdraft.cli.show_study import StudyView, show_study
 from qdraft.errors import UsageError
-from qdraft.gguf.facts import read_facts
 from qdraft.render import explain as render
 from qdraft.study.explain import Figures, Situation
 from qdraft.study.explain import explain as find
+from qdraft.study.known_figures import read_bench, read_files
 
 _PAIR, _SITUATION = "The pair's figures", "The situation"
 
@@ -53,7 +52,11 @@ class FigureOptions(CostOptions):
 
     def known(self) -> dict[str, Any]:
         """Return the figures by their names in ``Figures``. Raises UsageError."""
-        known: dict[str, Any] = _read_bench(self.bench) if self.bench else {"alpha": {}, "v": {}}
+        known: dict[str, Any] = (
+            read_bench(read_prompt(None, str(self.bench)), self.bench)
+            if self.bench
+            else {"alpha": {}, "v": {}}
+        )
         if self.alpha:
             known["alpha"] = _parse_alphas(self.alpha)
         if self.c is not None:
@@ -127,7 +130,7 @@ def explain(
     The figures come from a bench (--from) or from --alpha, --c and --v. The files of --model and
     --model-draft add their sizes and experts.
     """
-    known = figures.known() | _read_files(models.target, models.draft)
+    known = figures.known() | read_files(models.target, models.draft)
     if asked.experts:
         known["experts"] = _parse_experts(asked.experts)
     situation = asked.situation()
@@ -142,44 +145,6 @@ def explain(
         [finding.words for finding in findings[:1]],
     )
     show_study(view, output)
-
-
-def _read_bench(path: Path) -> dict[str, Any]:
-    """The figures in a bench's JSON."""
-    text = read_prompt(None, str(path))
-    try:
-        data = json.loads(text)
-        alphas = {
-            row["temperature"]: row["alpha"]
-            for row in data["by_temperature"]
-            if row["alpha"] is not None
-        }
-        total, target_s = data["total"], data["target_s"]
-        return {
-            "alpha": alphas,
-            "c": data["c"].get("model"),
-            "v": {int(n): x for n, x in data["v"].items()},
-            "shares_kv": data["kv"]["shared"],
-            "prompt_cost": total["alone_ttft_s"] / max(1.0, total["n_prompt"]) / target_s,
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} is not the output of qdraft bench -o json",
-            hint="write it with qdraft bench -o json > FILE",
-        ) from error
-
-
-def _read_files(target: Path | None, draft: Path | None) -> dict[str, Any]:
-    """The sizes, bits and experts of the files that are given."""
-    known: dict[str, Any] = {}
-    if target:
-        facts = read_facts(target)
-        known["target_bytes"], known["target_bits"] = facts.n_bytes, facts.bits_per_weight
-        if facts.n_experts and facts.n_experts_used:
-            known["experts"] = (facts.n_experts_used, facts.n_experts)
-    if draft:
-        known["draft_bytes"] = read_facts(draft).n_bytes
-    return known
 
 
 def _parse_alphas(text: str) -> dict[float, float]:

@@ -30,7 +30,6 @@ from qdraft.render.console import LogToTalk, show_line
 
 app = typer.Typer(
     name="qdraft",
-    help="Exact speculative decoding for GGUF models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -72,7 +71,7 @@ def _top(
 ) -> None:
     """Generate text from GGUF models faster, without changing the text.
 
-    A low-bit draft of the model proposes tokens, and the model verifies them.
+    A low-bit draft of the model proposes tokens, and the model itself verifies them.
     """
 
 

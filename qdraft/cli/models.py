@@ -11,10 +11,10 @@ import typer
 from qdraft.cli.options.group import Group, Only, takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import OutputOptions
-from qdraft.errors import PairError, UsageError
+from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, read_facts
-from qdraft.gguf.pairing import INCOMPATIBLE, compare
 from qdraft.pairs import editing, hub, registry
+from qdraft.pairs.check import require_pair
 from qdraft.pairs.registry import Entry
 from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
 from qdraft.render.console import show_json, show_line, table_console
@@ -105,25 +105,11 @@ def add(name: Name, entry: EntryOptions, models: JustModelsFile) -> None:
     known = registry.load(models.models_file, new=True).entries
     if name in known and not entry.force:
         raise UsageError(f"a pair named {name} already exists", hint="replace it with --force")
-    _require_pair([read_facts(path) for path in (entry.target, entry.draft) if path])
+    require_pair(entry.target, entry.draft)
     path = editing.add(
         name, entry.target, entry.draft, user_file=models.models_file, **entry.settings()
     )
     show_line("info", f"added {name} to {path}")
-
-
-def _require_pair(facts: list[Facts]) -> None:
-    """Raise PairError if the files are not language models, or do not belong together."""
-    for each in facts:
-        if each.kind != "model":
-            raise PairError(f"{each.path} is not a language model but a {each.kind}")
-    if len(facts) == 2 and (pairing := compare(*facts)).verdict == INCOMPATIBLE:
-        first = pairing.differences[0]
-        raise PairError(
-            f"these files do not pair: {first.what} is {first.first} in the target and "
-            f"{first.second} in the draft",
-            hint="list all differences with qdraft inspect",
-        )
 
 
 @app.command()

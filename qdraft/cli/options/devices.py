@@ -157,7 +157,7 @@ class DeviceOptions(Group):
             _CONTEXT,
             "-t",
             "--threads",
-            help="Number of threads; 0 uses the physical cores that qdraft may use.",
+            help="Number of threads; 0 uses the physical cores available to qdraft.",
         ),
         Sets("n_threads"),
     ] = 0

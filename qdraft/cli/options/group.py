@@ -12,7 +12,9 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from operator import getitem
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -189,6 +191,8 @@ class _Expanded:
             if own.name not in defaults and own.default is not MISSING:
                 default = own.default
             annotation = hints[own.name]
+            if defaults.get(own.name) is not None:
+                annotation = _with_default_shown(annotation)
             parameters.append(
                 inspect.Parameter(own.name, _KEYWORD, default=default, annotation=annotation)
             )
@@ -228,6 +232,18 @@ def _long_name(hint: Any) -> str | None:
             if isinstance(name, str) and name.startswith("--"):
                 return name
     return None
+
+
+def _with_default_shown(hint: Any) -> Any:
+    """The option with its default as it is on the help page, not in words."""
+    shown = []
+    for beside in get_args(hint)[1:]:
+        if hasattr(beside, "show_default"):
+            beside = copy(beside)
+            beside.show_default = True
+        shown.append(beside)
+    annotated: Any = Annotated
+    return getitem(annotated, (get_args(hint)[0], *shown))
 
 
 def _old_name(group: type[Group], name: str) -> str:
