@@ -1,4 +1,4 @@
-"""This machine: its CPU, and how much of it this process may use."""
+"""This machine: its CPU, memory and load, and how much of them this process may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """The CPU's name, for people."""
+    """Return the CPU's name, for people."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -19,36 +19,61 @@ def cpu_name() -> str:
 
 
 def cpu_id() -> str:
-    """Names this CPU: its model and the instruction sets that it advertises."""
+    """Identify this CPU by its model and the instruction sets that it advertises."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return f"{platform.machine()} {platform.processor()}".strip()
     lines = info.split("\n\n", 1)[0].splitlines()
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return f"{platform.machine()}-{_digest(' '.join(told))}"
+    kept = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(kept).encode()).hexdigest()[:16]}"
 
 
 def default_threads() -> int:
-    """Physical cores, bounded by the CPUs and the quota that this process is given."""
+    """Return the number of physical cores, bounded by the CPUs and the quota of this process."""
     allowed = _allowed_cpus()
     quota = _cgroup_quota()
     return max(1, min(_physical_cores(allowed), quota or len(allowed)))
 
 
-def overload() -> str | None:
-    """In words, that other programs want more than this machine has; None where they do not.
+def load_average() -> float | None:
+    """Return how many threads of all programs want a CPU, over the last minute; None if unknown."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        return None
+
+
+def is_overloaded() -> bool:
+    """Tell whether other programs want more CPU time than this machine has.
 
     Two OpenMP threads that have to share a core can take a hundred times as long for a token.
     """
+    load = load_average()
+    # A text of ours that has just ended counts for as much as the cores.
+    return load is not None and load > 2 * (os.cpu_count() or 1)
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that programs can still take; None if Linux does not tell."""
     try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # not on Windows
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def resident_memory() -> int | None:
+    """Return the bytes of this process that are in memory; None if the system does not tell."""
+    try:
+        n_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
         return None
-    cores = os.cpu_count() or 1
-    if load <= 2 * cores:  # a text of ours that has just ended counts for as much as the cores
-        return None
-    return f"the load of this machine is {load:.1f} on {cores} cores: times will say little"
+    import resource
+
+    return n_pages * resource.getpagesize()
 
 
 def _allowed_cpus() -> set[int]:
@@ -62,7 +87,7 @@ def _physical_cores(cpus: set[int]) -> int:
     try:
         return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
     except OSError:
-        # llama.cpp's own guess where the topology is not known: two threads a core.
+        # llama.cpp's own guess if the topology is unknown: two threads a core.
         return len(cpus) if len(cpus) <= 4 else len(cpus) // 2
 
 
@@ -72,7 +97,3 @@ def _cgroup_quota() -> int | None:
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no such file, or "max"
         return None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from qdraft.llama.native import native
+from qdraft.llama.native import lib
 
 
 def require_rpc() -> None:
     """Skip where llama-cpp-python was built without it."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
-    if not native().llama_supports_rpc():
+    if not lib().llama_supports_rpc():
         pytest.skip("needs llama-cpp-python built with GGML_RPC=ON")
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft.errors import EngineError
 from qdraft.llama.devices import KINDS, build, devices
-from qdraft.llama.ggml import function
+from qdraft.llama.native import function
 from qdraft.render.devices import gpu_hints
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import tiny
 
+from qdraft.cli.opening import warn_of_load
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.host import cpu_id, default_threads, overload
+from qdraft.host import cpu_id, default_threads
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id, library_version
@@ -94,13 +96,13 @@ class TestQuantize:
 
         https://github.com/ggml-org/llama.cpp/issues/6614
         """
-        steps: list[tuple[int, int]] = []
+        steps: list[tuple[float, float]] = []
         made = quantize(
             source_file,
             tmp_path / "q2.gguf",
             Recipe("Q2_K"),
             threads=2,
-            progress=lambda *s: steps.append(s),
+            progress=lambda what, *s: steps.append(s),
         )
         assert steps[-1] == (272, 272)
         assert len(steps) == 272
@@ -110,7 +112,7 @@ class TestQuantize:
         assert made.n_bytes == made.path.stat().st_size
 
     def test_interrupt_leaves_nothing(self, source_file: Path, tmp_path: Path) -> None:
-        def stop(done: int, of: int) -> None:
+        def stop(what: str, done: float, of: float) -> None:
             if done > 20:
                 raise KeyboardInterrupt
 
@@ -249,13 +251,17 @@ def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(("load", "said"), [(0.5, None), (7.9, None), (9.5, "9.5 on 4 cores")])
 def test_more_load_than_cores_is_said(
-    monkeypatch: pytest.MonkeyPatch, load: float, said: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    load: float,
+    said: str | None,
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    told = overload()
-    assert (said is None) == (told is None)
-    assert said is None or said in str(told)
+    monkeypatch.setattr(logging.getLogger("qdraft"), "propagate", True)
+    warn_of_load()
+    assert (said is None) == (not caplog.text)
+    assert said is None or said in caplog.text
 
 
 def test_an_interrupt_waits_for_the_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

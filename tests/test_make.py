@@ -20,7 +20,7 @@ from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.make import parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
 from qdraft.errors import UsageError
-from qdraft.llama.quantize import Recipe, plan, quantize
+from qdraft.llama.quantize import Recipe, preview, quantize
 from qdraft.making.calibration import write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
 from qdraft.making.job import path_beside
@@ -294,7 +294,7 @@ class TestCommand:
         assert "180 tensors fall back" in reported
         assert "needs an importance matrix" in reported
         assert sorted(target.parent.iterdir()) == before
-        planned = plan(target, Recipe("Q8_0"))
+        planned = preview(target, Recipe("Q8_0"))
         made = quantize(target, target.with_name("made.gguf"), Recipe("Q8_0"), threads=2)
         assert planned.bits_per_weight == pytest.approx(made.bits_per_weight, abs=0.01)
         assert planned.n_bytes == pytest.approx(made.n_bytes, rel=0.03)  # all but the header

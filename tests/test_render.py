@@ -104,6 +104,6 @@ def test_no_color_keeps_only_what_is_not_colour(monkeypatch: pytest.MonkeyPatch)
 
 def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBars() as bars:
-        bars.report_building("pair[test]-F16.gguf", 1, 2)
+        bars.report("building pair[test]-F16.gguf", 1, 2)
         bars.report("loading pair[test]-F16.gguf", 0.5, 1)
     assert capsys.readouterr().err == "building pair[test]-F16.gguf\n"

@@ -17,8 +17,7 @@ from qdraft.cli.options.output import OutputOptions
 from qdraft.cli.options.text import read_text_file
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import require_model
-from qdraft.llama.quantize import Planned, Recipe
-from qdraft.llama.quantize import plan as preview
+from qdraft.llama.quantize import QuantizePreview, Recipe, preview
 from qdraft.making.calibration import MAX_WRITTEN
 from qdraft.making.job import DraftJob, NamedDraft
 from qdraft.making.try_recipes import TriedRecipe
@@ -225,7 +224,7 @@ def _find_matrix(job: DraftJob, matrix: MatrixOptions, bars: ProgressBars) -> Pa
     return job.collect_matrix(text, n_written, bars.report)
 
 
-def _show_previews(previews: Sequence[Planned], output: OutputOptions) -> None:
+def _show_previews(previews: Sequence[QuantizePreview], output: OutputOptions) -> None:
     if output.as_json:
         show_json({"planned": previews})
     else:

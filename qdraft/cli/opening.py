@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from qdraft.cli.options.devices import DeviceOptions
 from qdraft.cli.options.drafting import DraftingOptions
 from qdraft.cli.options.models import ModelOptions
 from qdraft.errors import UsageError
-from qdraft.host import default_threads, overload
+from qdraft.host import default_threads, is_overloaded, load_average
 from qdraft.llama.spec import PairSpec
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
@@ -42,7 +43,7 @@ def find_files(
         return materialize(
             entry if with_draft else replace(entry, draft=None),
             threads=threads or default_threads(),
-            progress=bars.report_building,
+            progress=bars.report,
             report=bars.report_built,
         )
     if models.draft or not with_draft:
@@ -91,6 +92,15 @@ def open_described(
     with ProgressBars(quiet=quiet) as bars:
         spec = describe_pair(models, devices, bars, drafting, keep_draft=keep_draft)
         pair = open_spec(spec, bars.report)
-    if busy := overload():
-        log.warning("%s", busy)
+    warn_of_load()
     return pair
+
+
+def warn_of_load() -> None:
+    """Warn if other programs want more CPU time than the machine has."""
+    if is_overloaded():
+        log.warning(
+            "the load of this machine is %.1f on %d cores: timings will be unreliable",
+            load_average(),
+            os.cpu_count() or 1,
+        )

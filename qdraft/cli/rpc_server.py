@@ -10,7 +10,8 @@ from qdraft.cli.options.devices import DeviceOptions, parse_devices
 from qdraft.cli.options.group import Group, Only, option, takes_options
 from qdraft.llama.devices import devices as list_devices
 from qdraft.llama.native import library_version
-from qdraft.llama.rpc import DEFAULT_PORT, offered, server
+from qdraft.llama.rpc import DEFAULT_PORT
+from qdraft.llama.rpc_server import default_devices, make_server
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,9 @@ def rpc_server(options: ServerOptions, devices: Annotated[DeviceOptions, Only("t
     """
     host, port = options.host, options.port
     names = parse_devices(options.device)
-    serve = server(_LOOPBACK if host == "localhost" else host, port, names, devices.threads)
+    serve = make_server(_LOOPBACK if host == "localhost" else host, port, names, devices.threads)
     available = {device.name: device for device in list_devices()}
-    for name in names or offered():
+    for name in names or default_devices():
         if device := available.get(name):
             free = device.free / 2**30
             log.info("serving %s, %s, %.1f GiB free", name, device.description, free)

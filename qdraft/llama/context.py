@@ -14,11 +14,12 @@ from qdraft.decoding.records import MAX_N_DRAFT
 from qdraft.errors import ContextError, DeviceMemoryError, EngineError
 from qdraft.host import default_threads
 from qdraft.llama.devices import devices
+from qdraft.llama.interrupts import interruptible
 from qdraft.llama.model import LESS_MEMORY, LlamaModel, is_short_of_memory
-from qdraft.llama.native import forget_errors, interruptible, listening, native_error
+from qdraft.llama.native import lib, listening, native_errors
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import Placed, read_back
-from qdraft.llama.rpc import device_library, keep_alive
+from qdraft.llama.rpc import keep_alive
 from qdraft.llama.sequence import LlamaSequence
 
 DEFAULT_N_CTX = 4096
@@ -43,7 +44,7 @@ class LlamaContext:
         ``n_rows`` is the most rows of logits of one eval. Raises DeviceMemoryError if memory runs
         out, and EngineError if llama.cpp fails otherwise.
         """
-        self._lib = lib = device_library()
+        self._lib = lib()
         self.model = model
         self.vocab = model.vocab
         self.n_threads = params.n_threads or default_threads()
@@ -52,23 +53,22 @@ class LlamaContext:
             n_ctx = min(DEFAULT_N_CTX, model.n_ctx_train)
         native_params = self._native_params(params, n_ctx, n_rows)
         lines: list[str] = []
-        forget_errors()
         self._context = None
         try:
-            with interruptible(), listening(lines):
-                self._context = lib.llama_init_from_model(model.native, native_params)
+            with interruptible(), listening(lines), native_errors() as errors:
+                self._context = self._lib.llama_init_from_model(model.native, native_params)
         except BaseException:  # an interrupt that came when it was made
             if self._context:
-                lib.llama_free(self._context)
+                self._lib.llama_free(self._context)
             raise
         if not self._context:
-            words = f"no context of {n_ctx} tokens for {model.path.name}: {native_error()}"
+            words = f"no context of {n_ctx} tokens for {model.path.name}: {errors}"
             if is_short_of_memory(lines):
                 raise DeviceMemoryError(words, hint=LESS_MEMORY)
             raise EngineError(words)
         keep_alive()
         self.lines = [*model.lines, *lines]
-        self.n_ctx = n_ctx or int(lib.llama_n_ctx(self._context))
+        self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))
         self.step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
         self._make_batch(self.step)
         self._sequences: dict[int, LlamaSequence] = {}
@@ -76,19 +76,18 @@ class LlamaContext:
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
         """Return llama_context_params."""
-        lib, model = self._lib, self.model
-        native_params = lib.llama_context_default_params()
+        native_params = self._lib.llama_context_default_params()
         native_params.n_ctx = n_ctx
         native_params.n_batch = params.n_batch
         native_params.n_ubatch = params.n_ubatch
         native_params.n_outputs_max = n_rows  # else llama.cpp reserves room for n_ubatch rows
         native_params.n_threads = self.n_threads
         native_params.n_threads_batch = params.n_threads_batch or self.n_threads
-        native_params.type_k = getattr(lib, f"GGML_TYPE_{params.cache_type_k.upper()}")
-        native_params.type_v = getattr(lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
+        native_params.type_k = getattr(self._lib, f"GGML_TYPE_{params.cache_type_k.upper()}")
+        native_params.type_v = getattr(self._lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
         native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
         native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
-        native_params.n_seq_max = N_IDS if model.can_roll_back else N_IDS_RECURRENT
+        native_params.n_seq_max = N_IDS if self.model.can_roll_back else N_IDS_RECURRENT
         native_params.kv_unified = True  # one cache for all sequences, not an equal part for each
         native_params.offload_kqv = params.kv_offload
         native_params.no_perf = True
@@ -99,14 +98,13 @@ class LlamaContext:
 
         All of its tokens are of one sequence, so they share one id.
         """
-        lib = self._lib
         self._tokens = np.zeros(size, dtype=np.int32)
         self._pos = np.zeros(size, dtype=np.int32)
         self._wanted = np.zeros(size, dtype=np.int8)
         self._id = np.zeros(1, dtype=np.int32)
         ids = np.full(size, self._id.ctypes.data, dtype=np.uintp)
         counts = np.ones(size, dtype=np.int32)
-        self._batch = batch = lib.llama_batch()
+        self._batch = batch = self._lib.llama_batch()
         arrays: dict[str, NDArray[Any]] = {
             "token": self._tokens,
             "pos": self._pos,
@@ -114,7 +112,7 @@ class LlamaContext:
             "n_seq_id": counts,
             "seq_id": ids,
         }
-        kinds = dict(lib.llama_batch._fields_)
+        kinds = dict(self._lib.llama_batch._fields_)
         for name, array in arrays.items():
             setattr(batch, name, array.ctypes.data_as(kinds[name]))
         self._held = arrays  # as long as the batch points to them
@@ -184,18 +182,18 @@ class LlamaContext:
         self._pos[:n] = np.arange(start, start + n)
         self._wanted[:n] = 0
         self._wanted[n - logits : n] = 1
-        forget_errors()
-        started = time.perf_counter()
-        status = self._lib.llama_decode(context, self._batch)
-        self._lib.llama_synchronize(context)
-        self.decode_s += time.perf_counter() - started
+        with native_errors() as errors:
+            started = time.perf_counter()
+            status = self._lib.llama_decode(context, self._batch)
+            self._lib.llama_synchronize(context)
+            self.decode_s += time.perf_counter() - started
         if status:
             self._lib.llama_memory_seq_rm(self.memory, id, start, -1)
             if status == 1:
                 raise ContextError(
                     f"{n} more tokens do not fit the context of {self.n_ctx}: it has no room"
                 )
-            raise EngineError(f"llama_decode returned {status} at {start}: {native_error()}")
+            raise EngineError(f"llama_decode returned {status} at {start}: {errors}")
 
     def rows(self, n: int) -> NDArray[np.float32]:
         """Return the logits of the last decode, shape [n, n_vocab], borrowed until the next."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from qdraft import host
 from qdraft.errors import EngineError
 from qdraft.host import cpu_name, default_threads
-from qdraft.llama.ggml import function
-from qdraft.llama.native import build_id, library_version, native
-from qdraft.llama.rpc_guard import LIFELINE
+from qdraft.llama.native import build_id, function, lib, library_version
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # ggml_backend_dev_type
 _RPC = "RPC"  # what ggml calls the backend of servers on other machines
@@ -113,7 +111,7 @@ def buffer_types(names: Sequence[str]) -> dict[str, int]:
     name_of = function("ggml_backend_buft_name", _text, _pointer)
     found: dict[str, int] = {}
     for name in names:
-        if kind := LIFELINE.call(of_device, device_pointer(name)):
+        if kind := of_device(device_pointer(name)):
             found[name] = found[name_of(kind).decode("utf-8", "replace")] = kind
     return found
 
@@ -127,14 +125,11 @@ def splits_rows(device: Device) -> bool:
 
 
 def free_memory() -> int:
-    """Bytes of this machine's own memory that programs can still take."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass  # not Linux: ggml's own figure
-    return next((one.free for one in devices() if one.kind == "cpu"), 0)
+    """Return the bytes of this machine's own memory that programs can still take."""
+    free = host.free_memory()
+    if free is None:
+        free = next((device.free for device in devices() if device.kind == "cpu"), 0)
+    return free
 
 
 def _told(device: int) -> Device:
@@ -147,10 +142,8 @@ def _told(device: int) -> Device:
     registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
     backend: bytes = function("ggml_backend_reg_name", _text, _pointer)(registry)
     props = _Props()
-    LIFELINE.call(
-        function("ggml_backend_dev_get_props", None, _pointer, _pointer), device,
-        ctypes.addressof(props),
-    )  # fmt: skip
+    get_props = function("ggml_backend_dev_get_props", None, _pointer, _pointer)
+    get_props(device, ctypes.addressof(props))
     kind = KINDS[props.type] if props.type < len(KINDS) else "other"
     return Device(
         told("dev_name"), told("dev_description"), kind, backend.startswith(_RPC.encode()),
@@ -161,12 +154,11 @@ def _told(device: int) -> Device:
 
 def build() -> Build:
     """What this build is."""
-    lib = native()
     return Build(
         library=f"llama-cpp-python {library_version()}",
         build=build_id(),
         gpu_offload=any(one.takes_layers and not one.remote for one in devices()),
-        rpc=bool(lib.llama_supports_rpc()),
+        rpc=bool(lib().llama_supports_rpc()),
         cpu=cpu_name(),
         cpu_features=tuple(name for name in _CPU_FEATURES if _cpu_has(name)),
         threads=default_threads(),

@@ -1,14 +1,15 @@
 """Collecting an importance matrix: what flows into each weight while the model reads a text.
 
-llama.cpp's scheduler asks a callback for every node of the graph whether it wants to see it. Nodes
-that multiply a weight with activations are wanted; the activations are read from wherever they
-are, CPU or device, and their squares summed (see ``qdraft.gguf.imatrix``).
+llama.cpp's scheduler asks a callback for every node of the graph whether it wants to see it. The
+collector wants those that multiply a weight with activations. It reads the activations from the
+CPU or the device that holds them, and sums their squares (see ``qdraft.gguf.imatrix``).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -18,14 +19,14 @@ from numpy.typing import NDArray
 from qdraft.errors import EngineError
 from qdraft.gguf.imatrix import ImportanceMatrix
 from qdraft.host import default_threads
-from qdraft.llama.ggml import function
+from qdraft.llama.interrupts import interruptible
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.native import forget_errors, interruptible, native, native_error
+from qdraft.llama.native import function, lib, native_errors
 from qdraft.llama.params import EngineParams
-from qdraft.llama.quantize import Progress
+from qdraft.llama.progress import Progress, no_progress
 
-CHUNK = 512  # tokens that are read as one text
-_STEP = 128  # tokens a decode: every one of them gets a row of logits, which is memory
+CHUNK = 512  # tokens that the model reads as one text
+_STEP = 128  # tokens a decode: each of them gets a row of logits, which takes memory
 _F32, _I32 = 0, 26  # ggml_type
 
 
@@ -64,16 +65,16 @@ class _Ggml:
         self.mul_mat, self.mul_mat_id = ops[b"MUL_MAT"], ops[b"MUL_MAT_ID"]
 
     def require_layout(self, address: int) -> None:
-        """Raises EngineError where this build's ggml_tensor is not the one that is bound here."""
+        """Raise EngineError if this build's ggml_tensor differs from the one bound here."""
         tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
         if tensor.name != self.name(address) or _extent(tensor) != self.n_bytes(address):
-            raise EngineError("this build of llama.cpp has another ggml_tensor than is known here")
+            raise EngineError("this build of llama.cpp has a ggml_tensor that qdraft does not know")
 
     def read(self, tensor: Any) -> NDArray[Any]:
-        """The elements of an F32 or I32 tensor, shape ne[3], ne[2], ne[1], ne[0], as a copy."""
+        """Copy the elements of an F32 or I32 tensor, shape ne[3], ne[2], ne[1], ne[0]."""
         kind = {_F32: np.float32, _I32: np.int32}.get(tensor.type)
         if kind is None:
-            raise EngineError(f"activations of ggml type {tensor.type} are not known here")
+            raise EngineError(f"qdraft cannot read activations of ggml type {tensor.type}")
         n = _extent(tensor)
         data = np.empty(n, dtype=np.uint8)
         self.get(ctypes.addressof(tensor), data.ctypes.data, 0, n)
@@ -89,16 +90,16 @@ def _ggml() -> _Ggml:
 
 
 def _extent(tensor: Any) -> int:
-    """ggml_nbytes of a tensor whose elements are not in blocks."""
+    """Return ggml_nbytes of a tensor whose elements are not in blocks."""
     strides = zip(tensor.ne, tensor.nb, strict=True)
     return int(tensor.nb[0] + sum((n - 1) * stride for n, stride in strides))
 
 
 class _Collector:
-    """The callback; an error in it is kept, because native code cannot raise it."""
+    """The callback; it stores its error, because native code cannot raise it."""
 
-    def __init__(self, found: ImportanceMatrix) -> None:
-        self.found = found
+    def __init__(self, matrix: ImportanceMatrix) -> None:
+        self.matrix = matrix
         self.error: Exception | None = None
         self._ggml = _ggml()
         self._checked = False
@@ -120,7 +121,7 @@ class _Collector:
         return True
 
     def _weight(self, tensor: Any) -> str | None:
-        """The name of the layer's weight that this node multiplies; None for other nodes."""
+        """Return the name of the layer's weight that this node multiplies; None for others."""
         if tensor.op not in (self._ggml.mul_mat, self._ggml.mul_mat_id):
             return None
         name = tensor.src[0].contents.name.decode()
@@ -138,12 +139,12 @@ class _Collector:
             ids = self._ggml.read(tensor.src[2].contents)[0, 0]
             rows = np.broadcast_to(rows[0], (*ids.shape, n_columns))
             for expert in np.unique(ids):
-                self.found.add(name, int(expert), int(weight.ne[2]), rows[ids == expert])
+                self.matrix.add(name, int(expert), int(weight.ne[2]), rows[ids == expert])
             return
         n_matrices = int(weight.ne[2] * weight.ne[3])
         for i3, i2 in np.ndindex(rows.shape[:2]):
             matrix = (i3 % weight.ne[3]) * weight.ne[2] + i2 % weight.ne[2]
-            self.found.add(name, int(matrix), n_matrices, rows[i3, i2])
+            self.matrix.add(name, int(matrix), n_matrices, rows[i3, i2])
 
 
 def collect(
@@ -151,53 +152,67 @@ def collect(
     chunks: Sequence[Sequence[int]],
     params: EngineParams,
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ImportanceMatrix:
-    """The importance matrix of a model over ``chunks``, each read as a text of its own.
+    """Return the importance matrix of a model over ``chunks``, each read as a text of its own.
 
     Load the model without extra buffers: repacked weights hide their inputs. Raises EngineError
-    when decoding fails; KeyboardInterrupt ends it within a step of 128 tokens.
+    if decoding fails. KeyboardInterrupt ends it within a step of 128 tokens.
     """
-    lib = native()
-    found = ImportanceMatrix(chunk_size=CHUNK)
-    collector = _Collector(found)
-    native_params = lib.llama_context_default_params()
-    native_params.n_ctx = max(len(chunk) for chunk in chunks)
+    matrix = ImportanceMatrix(chunk_size=CHUNK)
+    collector = _Collector(matrix)
+    what = "collecting the importance matrix"
+    with _opened(model, max(map(len, chunks)), params, collector) as context:
+        for n_done, chunk in enumerate(chunks):
+            progress(what, n_done, len(chunks))
+            _read(context, chunk, collector)
+            matrix.n_chunks += 1
+        progress(what, len(chunks), len(chunks))
+    return matrix
+
+
+@contextmanager
+def _opened(
+    model: LlamaModel, n_ctx: int, params: EngineParams, collector: _Collector
+) -> Iterator[Any]:
+    """Make a llama_context that calls the collector, and free it at the end."""
+    native_params = lib().llama_context_default_params()
+    native_params.n_ctx = n_ctx
     native_params.n_batch = native_params.n_ubatch = _STEP
     n_threads = params.n_threads or default_threads()
     native_params.n_threads = native_params.n_threads_batch = n_threads
     native_params.no_perf = True
-    eval_callback = lib.ggml_backend_sched_eval_callback(collector)
-    native_params.cb_eval = eval_callback
-    forget_errors()
-    context = lib.llama_init_from_model(model.native, native_params)
+    callback = lib().ggml_backend_sched_eval_callback(collector)
+    native_params.cb_eval = callback
+    with native_errors() as errors:
+        context = lib().llama_init_from_model(model.native, native_params)
     if not context:
-        raise EngineError(f"no context for {model.path.name}: {native_error()}")
-    batch = lib.llama_batch_init(_STEP, 0, 1)
+        raise EngineError(f"no context for {model.path.name}: {errors}")
     try:
-        for n_done, chunk in enumerate(chunks):
-            if progress:
-                progress(n_done, len(chunks))
-            lib.llama_memory_clear(lib.llama_get_memory(context), False)
-            for start in range(0, len(chunk), _STEP):
-                _fill(batch, chunk[start : start + _STEP], start)
-                with interruptible():
-                    status = lib.llama_decode(context, batch)
-                if collector.error:
-                    raise collector.error
-                if status:
-                    raise EngineError(f"llama_decode returned {status}: {native_error()}")
-            found.n_chunks += 1
-        if progress:
-            progress(len(chunks), len(chunks))
+        yield context
     finally:
-        lib.llama_batch_free(batch)
-        lib.llama_free(context)
-    return found
+        lib().llama_free(context)
+
+
+def _read(context: Any, chunk: Sequence[int], collector: _Collector) -> None:
+    """Decode a chunk from an empty cache; raise the collector's error if it has one."""
+    lib().llama_memory_clear(lib().llama_get_memory(context), False)
+    batch = lib().llama_batch_init(_STEP, 0, 1)
+    try:
+        for start in range(0, len(chunk), _STEP):
+            _fill(batch, chunk[start : start + _STEP], start)
+            with interruptible(), native_errors() as errors:
+                status = lib().llama_decode(context, batch)
+            if collector.error:
+                raise collector.error
+            if status:
+                raise EngineError(f"llama_decode returned {status}: {errors}")
+    finally:
+        lib().llama_batch_free(batch)
 
 
 def _fill(batch: Any, tokens: Sequence[int], start: int) -> None:
-    """All rows are asked for: of the last layer only those that are get computed."""
+    """Fill the batch and ask for all rows: the last layer computes only those asked for."""
     batch.n_tokens = len(tokens)
     for i, token in enumerate(tokens):
         batch.token[i] = token

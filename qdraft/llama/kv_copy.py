@@ -18,8 +18,8 @@ from typing import Any
 
 from qdraft.errors import EngineError, PairError, ServerError
 from qdraft.llama.context import LlamaContext
-from qdraft.llama.native import forget_errors, interruptible, native_error
-from qdraft.llama.rpc import device_library
+from qdraft.llama.interrupts import interruptible
+from qdraft.llama.native import lib, native_errors
 from qdraft.llama.sequence import LlamaSequence
 
 # A copy that takes more than this share of a decode costs about what shared cells gain. Over a slow
@@ -103,7 +103,7 @@ class KvCopy:
     """
 
     def __init__(self, source: LlamaSequence, destination: LlamaSequence) -> None:
-        self._lib = device_library()
+        self._lib = lib()
         self._source = source
         self._destination = destination
         self._buffer: Any = (ctypes.c_uint8 * 0)()
@@ -139,18 +139,18 @@ class KvCopy:
 
     def _copy_part(self, start: int) -> None:
         """Copy the cells from ``start`` on through the spare id of both contexts."""
-        lib, source, destination = self._lib, self._source, self._destination
+        source, destination = self._source, self._destination
         spare, memory = source.context.spare_id, source.context.memory
-        lib.llama_memory_seq_cp(memory, source.id, spare, start, -1)
+        self._lib.llama_memory_seq_cp(memory, source.id, spare, start, -1)
         try:
             n_bytes = self._read(spare)
         finally:
-            lib.llama_memory_seq_rm(memory, spare, -1, -1)
+            self._lib.llama_memory_seq_rm(memory, spare, -1, -1)
         spare, memory = destination.context.spare_id, destination.context.memory
-        lib.llama_memory_seq_rm(memory, destination.id, start, -1)
+        self._lib.llama_memory_seq_rm(memory, destination.id, start, -1)
         self._write(n_bytes, spare)
-        lib.llama_memory_seq_cp(memory, spare, destination.id, start, -1)
-        lib.llama_memory_seq_rm(memory, spare, -1, -1)
+        self._lib.llama_memory_seq_cp(memory, spare, destination.id, start, -1)
+        self._lib.llama_memory_seq_rm(memory, spare, -1, -1)
 
     def _read(self, id: int) -> int:
         """Read the source's cells of an id into the buffer; return the number of bytes."""
@@ -158,24 +158,25 @@ class KvCopy:
         size = int(self._lib.llama_state_seq_get_size(context, id))
         if size > len(self._buffer):
             self._buffer = (ctypes.c_uint8 * size)()
-        forget_errors()
-        n_bytes = int(self._lib.llama_state_seq_get_data(context, self._buffer, size, id))
+        with native_errors() as errors:
+            n_bytes = int(self._lib.llama_state_seq_get_data(context, self._buffer, size, id))
         if not n_bytes:
-            raise EngineError(f"the target's KV cells cannot be read: {native_error()}")
+            raise EngineError(f"the target's KV cells cannot be read: {errors}")
         return n_bytes
 
     def _write(self, n_bytes: int, id: int) -> None:
         """Write the buffer into the destination's cache, as the cells of an id."""
         context = self._destination.context.native
-        forget_errors()
-        if not self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id):
-            raise EngineError(f"the draft does not take the target's KV cells: {native_error()}")
+        with native_errors() as errors:
+            taken = self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id)
+        if not taken:
+            raise EngineError(f"the draft does not take the target's KV cells: {errors}")
 
 
 def read_state(sequence: LlamaSequence) -> bytes:
     """Return all cells of a sequence, as bytes."""
-    lib, context = device_library(), sequence.context.native
-    size = int(lib.llama_state_seq_get_size(context, sequence.id))
+    context = sequence.context.native
+    size = int(lib().llama_state_seq_get_size(context, sequence.id))
     buffer = (ctypes.c_uint8 * size)()
-    n_bytes = int(lib.llama_state_seq_get_data(context, buffer, size, sequence.id))
+    n_bytes = int(lib().llama_state_seq_get_data(context, buffer, size, sequence.id))
     return bytes(buffer[:n_bytes])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from qdraft.errors import DeviceMemoryError, EngineError, ModelFileError
-from qdraft.llama.native import forget_errors, interruptible, listening, native_error
+from qdraft.llama.interrupts import interruptible
+from qdraft.llama.logs import OUT_OF_MEMORY
+from qdraft.llama.native import lib, listening, native_errors
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import place
 from qdraft.llama.progress import Progress, no_progress
-from qdraft.llama.rpc import device_library, keep_alive
+from qdraft.llama.rpc import keep_alive
 from qdraft.llama.vocab import LlamaVocab
 
-_SHORT = re.compile(r"(unable|failed) to allocate|out of memory|alloc\w* failed", re.IGNORECASE)
 LESS_MEMORY = (
     "use fewer layers (-ngl, -ngld), a smaller context (-c) or smaller cache types (-ctk, -ctv)"
 )
@@ -43,18 +43,22 @@ class LlamaModel:
         device has too little memory, and ModelFileError with llama.cpp's reason if loading fails
         otherwise. KeyboardInterrupt ends the loading.
         """
-        self._lib = lib = device_library()
+        self._lib = lib()
         self.path, self.params = path, params
-        native_params = lib.llama_model_default_params()
-        kept = place(native_params, params)
+        self.lines: list[str] = []  # what llama.cpp logged while loading
+        self._model = None
+        native_params = self._lib.llama_model_default_params()
+        held = place(native_params, params)
         native_params.use_extra_bufts = extra_buffers
         if dry:
-            native_params.no_alloc, native_params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        self.lines: list[str] = []  # what llama.cpp said while loading
-        forget_errors()
-        self._model = None
+            native_params.no_alloc = True
+            native_params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
         try:
-            with interruptible() as interrupted, listening(self.lines):
+            with (
+                interruptible() as interrupted,
+                listening(self.lines),
+                native_errors() as errors,
+            ):
 
                 def report(share: float, _user_data: object) -> bool:
                     if share == 0:
@@ -62,16 +66,16 @@ class LlamaModel:
                     progress(f"loading {path.name}", share, 1.0)
                     return not interrupted()
 
-                callback = lib.llama_progress_callback(report)
+                callback = self._lib.llama_progress_callback(report)
                 native_params.progress_callback = callback
-                self._model = lib.llama_model_load_from_file(os.fsencode(path), native_params)
+                self._model = self._lib.llama_model_load_from_file(os.fsencode(path), native_params)
         except BaseException:  # an interrupt that came when it was loaded
             if self._model:
-                lib.llama_model_free(self._model)
+                self._lib.llama_model_free(self._model)
             raise
-        del kept
+        del held
         if not self._model:
-            raise _load_error(f"{path} does not load: {native_error()}", self.lines)
+            raise _load_error(f"{path} does not load: {errors}", self.lines)
         self.vocab = LlamaVocab(self._model)
 
     @property
@@ -88,20 +92,23 @@ class LlamaModel:
     @property
     def can_roll_back(self) -> bool:
         """False for recurrent and hybrid models, whose state cannot be cut to a length."""
-        lib = self._lib
-        return not (
-            lib.llama_model_is_recurrent(self.native) or lib.llama_model_is_hybrid(self.native)
-        )
+        recurrent = self._lib.llama_model_is_recurrent(self.native)
+        return not (recurrent or self._lib.llama_model_is_hybrid(self.native))
 
     @property
     def shape(self) -> tuple[str, ...]:
         """What two quantizations of one model have in common: architecture and dimensions."""
         architecture = self._meta(b"general.architecture")
         keys = (
-            "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
-            "attention.head_count_kv", "attention.key_length", "attention.value_length",
+            "block_count",
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.value_length",
             "rope.freq_base",
-        )  # fmt: skip
+        )
         return (architecture, *(self._meta(f"{architecture}.{key}".encode()) for key in keys))
 
     def _meta(self, key: bytes) -> str:
@@ -127,4 +134,4 @@ def _load_error(words: str, lines: Sequence[str]) -> EngineError | ModelFileErro
 
 def is_short_of_memory(lines: Sequence[str]) -> bool:
     """Tell from llama.cpp's log whether memory ran out."""
-    return any(_SHORT.search(line) for line in lines)
+    return any(OUT_OF_MEMORY.search(line) for line in lines)

@@ -1,34 +1,58 @@
-"""The native library: loaded once, its log routed to Python's, its build and CPU named."""
+"""The native library: loaded once, called through one door, its log routed to Python's."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from qdraft.errors import EngineError
-from qdraft.llama.rpc_guard import LIFELINE
+from qdraft.llama.rpc_guard import GUARD
 
 log = logging.getLogger("qdraft.llama.cpp")
 
 _ERROR, _CONTINUED = 4, 5  # of ggml.h; the binding's own table has them wrong
-_errors: list[str] = []
 _listeners: list[list[str]] = []
-_keep: list[Any] = []  # callbacks that native code holds must not be collected
+_error_listeners: list[list[str]] = []
+_held: list[Any] = []  # callbacks that native code holds must not be collected
+
+# The functions that may reach an RPC server, or must not run while another call does.
+_GUARDED = re.compile(
+    r"llama_(decode|synchronize|get_logits|model_load_from_file|model_free|init_from_model|free"
+    r"|memory_\w+|state_seq_\w+)"
+    r"|ggml_backend_dev_(init|get_props|buffer_type)"
+)
+
+
+class NativeLibrary:
+    """The functions, types and constants of the llama_cpp module."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        member = _guard(name, getattr(self._module, name))
+        setattr(self, name, member)  # looked up once
+        return member
 
 
 @lru_cache(maxsize=1)
-def native() -> Any:
-    """The llama_cpp module, initialised and silent. Raises EngineError if it cannot load."""
+def lib() -> Any:
+    """Return llama.cpp, initialised and silent: the one door to its functions.
+
+    Until a server is connected, calls go straight to llama.cpp. From then on, calls that may reach
+    a server (loading, decoding, reading logits, everything on KV cells, freeing) run one after
+    another on the thread of ``rpc_guard``, and raise ServerError if a server is lost under them.
+    Raises EngineError if llama-cpp-python does not load.
+    """
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
@@ -38,11 +62,41 @@ def native() -> Any:
         ) from error
     _route_log(llama_cpp)
     llama_cpp.llama_backend_init()
-    return llama_cpp
+    return NativeLibrary(llama_cpp)
+
+
+@cache
+def function(name: str, result: Any = None, *arguments: Any) -> Any:
+    """Return a function of ggml by name, with the ctypes of its result and arguments.
+
+    It comes from the very copy of ggml that llama.cpp uses, and is guarded as those of ``lib`` are.
+    Raises EngineError if this build has no function of that name.
+    """
+    for library in _libraries():
+        if hasattr(library, name):
+            return _guard(name, ctypes.CFUNCTYPE(result, *arguments)((name, library)))
+    raise EngineError(f"this build of llama.cpp has no {name}")
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> list[ctypes.CDLL]:
+    """Return the libraries that hold ggml's functions.
+
+    A wheel holds each library under several names. Loading one of them anew can give a second ggml,
+    with devices and settings of its own that llama.cpp does not know. A look-up in libllama also
+    looks in what libllama was linked to, except on Windows.
+    """
+    llama = lib().llama_cpp._lib
+    beside = sorted(Path(llama._name).parent.glob("ggml*.dll"))
+    return [llama, *(ctypes.CDLL(str(path)) for path in beside)]
+
+
+def _guard(name: str, member: Any) -> Any:
+    return partial(GUARD.call, member) if _GUARDED.fullmatch(name) else member
 
 
 def _route_log(llama_cpp: Any) -> None:
-    """Whole lines go to the logger, at debug level: none reaches a terminal unasked."""
+    """Send whole lines to the logger at debug level, so that none reaches a terminal unasked."""
     line: list[str] = []
     level = 0
 
@@ -55,67 +109,55 @@ def _route_log(llama_cpp: Any) -> None:
             return
         message = "".join(line).rstrip()
         line.clear()
+        listeners = list(_listeners)
         if level == _ERROR and message:
-            _errors.append(message)
-        for heard in _listeners:
-            heard.append(message)
+            listeners += _error_listeners
+        for lines in listeners:
+            lines.append(message)
         log.debug("%s", message)
 
     callback = llama_cpp.llama_log_callback(receive)
-    _keep.append(callback)
+    _held.append(callback)
     llama_cpp.llama_log_set(callback, None)
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C during a native call that calls back into Python.
+def listening(lines: list[str]) -> Iterator[None]:
+    """Add llama.cpp's log lines to ``lines`` meanwhile, whatever their level."""
+    with _listed(lines, _listeners):
+        yield
 
-    There the interrupt would be raised inside the callback, reported and lost. Here it sets a
-    flag, which the yielded function tells, and goes to its handler when the call has returned; a
-    second one goes there at once while a server is waited for. Only the main thread hears signals:
-    elsewhere, and where they are ignored, this changes nothing.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield lambda: False
-        return
-    heard: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        if len(heard) > 1 and LIFELINE.started:  # else it would be raised in a callback
-            handler(number, frame)
+class NativeErrors:
+    """What llama.cpp has logged as errors."""
 
-    signal.signal(signal.SIGINT, hear)
-    try:
-        yield lambda: bool(heard)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if heard:
-        handler(heard[0], None)
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __str__(self) -> str:
+        """Return llama.cpp's own words on what went wrong.
+
+        The first error names the cause; those after it only say that the caller failed too.
+        """
+        return self.lines[0] if self.lines else "llama.cpp gave no reason"
 
 
 @contextmanager
-def listening(lines: list[str]) -> Iterator[None]:
-    """Meanwhile llama.cpp's log lines are added to ``lines``, whatever their level."""
-    _listeners.append(lines)
+def native_errors() -> Iterator[NativeErrors]:
+    """Collect the errors that llama.cpp logs meanwhile."""
+    errors = NativeErrors()
+    with _listed(errors.lines, _error_listeners):
+        yield errors
+
+
+@contextmanager
+def _listed(lines: list[str], listeners: list[list[str]]) -> Iterator[None]:
+    listeners.append(lines)
     try:
         yield
     finally:
-        _listeners.remove(lines)
-
-
-def native_error() -> str:
-    """llama.cpp's own words on what went wrong: the first error since ``forget_errors``.
-
-    The first names the cause, those after it only say that the caller failed too.
-    """
-    return _errors[0] if _errors else "llama.cpp gave no reason"
-
-
-def forget_errors() -> None:
-    """Start listening afresh, before a call that may fail."""
-    _errors.clear()
+        # By identity: two lists that are both empty are equal.
+        listeners[:] = [other for other in listeners if other is not lines]
 
 
 def library_version() -> str:
@@ -123,13 +165,9 @@ def library_version() -> str:
 
 
 def build_id() -> str:
-    """Names this build of the library: its version and the sizes and dates of its files."""
-    package = Path(native().__file__).parent
+    """Identify this build of the library by its version and the sizes and dates of its files."""
+    package = Path(lib().__file__).parent
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or package / "lib")
     files = sorted(f for f in folder.iterdir() if f.is_file() and not f.is_symlink())
     stamp = ",".join(f"{f.name}:{f.stat().st_size}:{int(f.stat().st_mtime)}" for f in files)
-    return f"{library_version()}-{_digest(stamp)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{library_version()}-{hashlib.sha256(stamp.encode()).hexdigest()[:16]}"

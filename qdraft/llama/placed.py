@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdraft.errors import UsageError
+from qdraft.llama import logs
 from qdraft.llama.devices import (
     Device,
     buffer_types,
@@ -18,18 +19,12 @@ from qdraft.llama.devices import (
     offload_devices,
     splits_rows,
 )
-from qdraft.llama.native import native
+from qdraft.llama.native import lib
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, SPLIT_MODES, EngineParams
 
 CPU = "CPU"
 _MIB = 2**20
-_LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device (\S+?),")
-_BUFFER = re.compile(r": +(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
-_MOVED = re.compile(r"tensor (\S+) .*buffer type overridden to (\S+)")
-_ELSEWHERE = re.compile(r"layer (\d+) is assigned to device (\S+) but (.+) is assigned to device "
-                        r"(\S+) \(usually")  # fmt: skip
 _TOGETHER = "Meta("  # what llama.cpp calls all devices as one, under split mode tensor
-_OF_SERVER = re.compile(r"RPC(\d+)\[(.+)\]")
 _KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
 
 
@@ -78,7 +73,7 @@ def place(native_params: Any, params: EngineParams) -> list[Any]:
     """
     chosen = chosen_devices(params)
     require_placeable(params, chosen)
-    n_most = native().llama_max_devices()
+    n_most = lib().llama_max_devices()
     split = (ctypes.c_float * n_most)(*params.tensor_split)
     pointers = [device_pointer(device.name) for device in chosen]
     named = (ctypes.c_void_p * (len(chosen) + 1))(*pointers, None)
@@ -177,18 +172,18 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     surprises: list[str] = []
     mapped: dict[str, float] = defaultdict(float)
     for line in lines:
-        if found := _LAYER.search(line):
+        if found := logs.LAYER.search(line):
             layers[int(found[1])] = found[2]
-        elif found := _BUFFER.search(line):
+        elif found := logs.BUFFER.search(line):
             where, kind, mib = device_of(found[1], known), found[2], float(found[3])
             mapped[where] += mib if found[1].endswith("_Mapped") else 0
             if kind == "compute":  # told again whenever it is reserved anew
                 compute[where] = mib
             else:
                 sizes[where, _KINDS[kind]] += mib
-        elif found := _MOVED.search(line):
+        elif found := logs.MOVED.search(line):
             moved[device_of(found[2], known)] += 1
-        elif found := _ELSEWHERE.search(line):
+        elif found := logs.ELSEWHERE.search(line):
             surprises.append(
                 f"{found[3]} of layer {found[1]} runs on {found[4]}, not on {found[2]} with the "
                 "layer: the device lacks it"
@@ -230,7 +225,7 @@ def not_as_asked(placed: Placed, params: EngineParams) -> list[str]:
 
 def device_of(buffer: str, known: Sequence[Device]) -> str:
     """The device that a buffer is on, by its name; page-locked memory is the CPU's."""
-    if found := _OF_SERVER.fullmatch(buffer):
+    if found := logs.SERVER_BUFFER.search(buffer):
         of_server = [device.name for device in known if device.description == found[2]]
         return of_server[int(found[1])] if int(found[1]) < len(of_server) else buffer
     if buffer.startswith(_TOGETHER):

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-import re
+import logging
 import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from qdraft.errors import EngineError, UsageError
 from qdraft.gguf.imatrix import load as load_imatrix
+from qdraft.llama import logs
 from qdraft.llama.child import command
+from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.paths import new_file
-
-Progress = Callable[[int, int], None]  # steps done, of
-
-_TENSOR_LINE = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
-_FALLBACK_LINE = re.compile(r"WARNING: (\d+) of \d+ tensor\(s\) required fallback")
-_SIZE_LINE = re.compile(r"quant size\s*=\s*([\d.]+) MiB \(([\d.]+) BPW\)")
-_NEEDS_LINE = "will require an imatrix"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What to quantize to.
 
-    ``file_type`` is llama.cpp's, such as Q2_K. ``imatrix`` is the file of an importance matrix,
-    ``tensor_types`` maps patterns of tensor names to types such as q6_k, as do
-    ``output_tensor_type`` and ``token_embedding_type`` for those two. ``prune_layers`` are left
-    out.
+    ``file_type`` is llama.cpp's, for example Q2_K. ``imatrix`` is the file of an importance matrix.
+    ``tensor_types`` pairs patterns of tensor names with types, for example q6_k;
+    ``output_tensor_type`` and ``token_embedding_type`` set those of two tensors by themselves. The
+    result leaves the layers in ``prune_layers`` out.
     """
 
     file_type: str
@@ -52,16 +47,17 @@ class Recipe:
                 known = ", ".join(tensor_types())
                 raise UsageError(f"unknown tensor type {kind}", hint=f"known: {known}")
         if any(layer < 0 for layer in self.prune_layers):
-            raise UsageError("the layers to prune are numbers from 0 on")
+            raise UsageError(f"prune_layers is {self.prune_layers}, but must be numbers from 0 on")
 
     def _tensor_types(self) -> list[str]:
-        named = [kind for _, kind in self.tensor_types]
-        return [k for k in (*named, self.output_tensor_type, self.token_embedding_type) if k]
+        by_pattern = [kind for _, kind in self.tensor_types]
+        kinds = (*by_pattern, self.output_tensor_type, self.token_embedding_type)
+        return [kind for kind in kinds if kind]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What a quantization really gave: ``types`` counts the matrices by their true type."""
+    """What a quantization gave: ``types`` counts the matrices by their true type."""
 
     path: Path
     file_type: str
@@ -72,7 +68,7 @@ class Quantized:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class QuantizePreview:
     """What a quantization would give: bytes of weights, and whether it needs a matrix."""
 
     file_type: str
@@ -83,7 +79,7 @@ class Planned:
 
 
 def file_types() -> dict[str, int]:
-    """llama.cpp's file types by the names that its quantize tool uses."""
+    """Return llama.cpp's file types by the names that its quantize tool uses."""
     import gguf
 
     names = {
@@ -93,33 +89,35 @@ def file_types() -> dict[str, int]:
 
 
 def tensor_types() -> dict[str, int]:
-    """ggml's tensor types by name, in lower case as llama-quantize has them."""
+    """Return ggml's tensor types by name, in lower case as llama-quantize has them."""
     import gguf
 
     return {kind.name.lower(): int(kind) for kind in gguf.GGMLQuantizationType}
 
 
 def quantize(
-    source: Path, path: Path, recipe: Recipe, *, threads: int, progress: Progress | None = None
+    source: Path, path: Path, recipe: Recipe, *, threads: int, progress: Progress = no_progress
 ) -> Quantized:
-    """Write ``source`` to ``path`` by ``recipe``, under a temporary name until complete.
+    """Write ``source`` to ``path`` by ``recipe``, under a temporary name until it is complete.
 
-    ``progress`` is called with (tensors done, tensors in all). Raises EngineError when llama.cpp
-    fails; ``path`` is then as it was.
+    ``progress`` gets the number of tensors that are done, and of all. Raises EngineError if
+    llama.cpp fails; ``path`` is then as it was.
     """
     with new_file(path) as part:
-        end = _run(source, part, recipe, threads, progress)
+        progress = renamed(progress, f"building {path.name}")
+        end = _run_child(source, part, _as_json(recipe), threads, progress)
         types = _matrix_types(part)
     size = path.stat().st_size
     bits = float(end["bits_per_weight"])
     return Quantized(path, recipe.file_type, size, bits, int(end["n_fallback"]), types)
 
 
-def plan(source: Path, recipe: Recipe) -> Planned:
-    """What ``quantize`` would give, without writing anything. Raises EngineError likewise."""
+def preview(source: Path, recipe: Recipe) -> QuantizePreview:
+    """Return what ``quantize`` would give; write nothing. Raises EngineError likewise."""
     with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
-        end = _run(source, Path(folder) / "none.gguf", recipe, 1, None, dry_run=True)
-    return Planned(
+        path = Path(folder) / "none.gguf"
+        end = _run_child(source, path, _as_json(recipe, dry_run=True), 1, no_progress)
+    return QuantizePreview(
         recipe.file_type,
         round(float(end["mib"]) * 2**20),
         float(end["bits_per_weight"]),
@@ -128,19 +126,19 @@ def plan(source: Path, recipe: Recipe) -> Planned:
     )
 
 
-def _run(
-    source: Path,
-    path: Path,
-    recipe: Recipe,
-    threads: int,
-    progress: Progress | None,
-    *,
-    dry_run: bool = False,
+def _as_json(recipe: Recipe, *, dry_run: bool = False) -> str:
+    return json.dumps({**asdict(recipe), "dry_run": dry_run}, default=str)
+
+
+def _run_child(
+    source: Path, path: Path, recipe: str, threads: int, progress: Progress
 ) -> dict[str, Any]:
-    """Run the child, pass its progress on, and return what it told at the end."""
-    told = json.dumps({**asdict(recipe), "dry_run": dry_run}, default=str)
+    """Run the child, pass its progress on, and return its last line.
+
+    Raises EngineError with the child's reason if it fails.
+    """
     child = subprocess.Popen(
-        command(__name__, str(source), str(path), str(threads), told),
+        command(__name__, str(source), str(path), str(threads), recipe),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -152,9 +150,9 @@ def _run(
     try:
         for line in child.stdout:
             last = json.loads(line)
-            if progress and "done" in last:
-                progress(last["done"], last["of"])
-        said = child.stderr.read()
+            if "done" in last:
+                progress(f"building {path.name}", last["done"], last["of"])
+        errors = child.stderr.read()
         status = child.wait()
     finally:
         child.kill()
@@ -162,87 +160,92 @@ def _run(
         child.stdout.close()
         child.stderr.close()
     if status or "n_fallback" not in last:
-        reason = last.get("error") or (said.strip().splitlines() or ["no reason given"])[-1]
+        reason = last.get("error") or (errors.strip().splitlines() or ["no reason given"])[-1]
         raise EngineError(f"llama.cpp could not quantize {source}: {reason}")
     return last
 
 
 def _matrix_types(path: Path) -> dict[str, int]:
-    """Counts of the true types of all matrices (vectors always stay F32)."""
+    """Count the true types of all matrices (vectors always stay F32)."""
     import gguf
 
     tensors = gguf.GGUFReader(path).tensors
     return dict(Counter(t.tensor_type.name for t in tensors if len(t.shape) > 1).most_common())
 
 
-def main(args: list[str]) -> int:
-    """The child, given source, path, threads and the recipe as JSON.
+class _LogReader:
+    """Prints a JSON line for each tensor of the log, and collects what the last line says."""
 
-    One JSON line on stdout for each tensor, and one at the end.
-    """
-    import logging
+    def __init__(self) -> None:
+        self.end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
 
-    from qdraft.llama.native import log, native, native_error
-
-    source, path, threads, told = args
-    recipe = json.loads(told)
-    lib = native()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
-
-    def tell(record: logging.LogRecord) -> bool:
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Read a line of the log, as a filter that lets none through."""
         message = record.getMessage()
-        if found := _TENSOR_LINE.search(message):
-            print(json.dumps({"done": int(found[1]), "of": int(found[2])}), flush=True)
-        if found := _FALLBACK_LINE.search(message):
-            end["n_fallback"] = int(found[1])
-        if found := _SIZE_LINE.search(message):
-            end["mib"], end["bits_per_weight"] = found[1], found[2]
-        end["needs_matrix"] |= _NEEDS_LINE in message
+        if tensor := logs.QUANTIZED_TENSOR.search(message):
+            print(json.dumps({"done": int(tensor[1]), "of": int(tensor[2])}), flush=True)
+        if fallbacks := logs.FALLBACKS.search(message):
+            self.end["n_fallback"] = int(fallbacks[1])
+        if size := logs.QUANTIZED_SIZE.search(message):
+            self.end["mib"], self.end["bits_per_weight"] = size[1], size[2]
+        if logs.NEEDS_MATRIX.search(message):
+            self.end["needs_matrix"] = True
         return False
 
+
+def main(args: list[str]) -> int:
+    """Run the child, given source, path, threads and the recipe as JSON.
+
+    It prints one JSON line for each tensor, and one at the end.
+    """
+    from qdraft.llama.native import lib, log, native_errors
+
+    source, path, threads = args[:3]
+    recipe = json.loads(args[3])
+    llama = lib()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    reader = _LogReader()
     log.setLevel(logging.DEBUG)
-    log.addFilter(tell)
-    params = lib.llama_model_quantize_default_params()
+    log.addFilter(reader.filter)
+    params = llama.llama_model_quantize_default_params()
     params.nthread = int(threads)
     params.allow_requantize = True
     params.dry_run = recipe["dry_run"]
-    _keep = _fill(params, recipe, lib)
-    status = int(lib.llama_model_quantize(source.encode(), path.encode(), params))
-    print(json.dumps({"error": native_error()} if status else end), flush=True)
+    with native_errors() as errors:
+        _held = _fill(params, recipe, llama)
+        status = int(llama.llama_model_quantize(source.encode(), path.encode(), params))
+    print(json.dumps({"error": str(errors)} if status else reader.end), flush=True)
     return status
 
 
-def _fill(params: Any, recipe: dict[str, Any], lib: Any) -> list[Any]:
-    """The recipe in llama.cpp's terms; returns what has to stay alive while it runs."""
-    import ctypes
-
+def _fill(params: Any, recipe: dict[str, Any], llama: Any) -> list[Any]:
+    """Write the recipe into llama.cpp's params; return what must be held while they are used."""
     params.ftype = file_types()[recipe["file_type"]]
     known = tensor_types()
     if recipe["output_tensor_type"]:
         params.output_tensor_type = known[recipe["output_tensor_type"]]
     if recipe["token_embedding_type"]:
         params.token_embedding_type = known[recipe["token_embedding_type"]]
-    keep: list[Any] = []
+    held: list[Any] = []
     # Each list is closed by an empty entry (or -1).
     if recipe["tensor_types"]:
-        types = (lib.llama_model_tensor_override * (len(recipe["tensor_types"]) + 1))()
+        types = (llama.llama_model_tensor_override * (len(recipe["tensor_types"]) + 1))()
         for entry, (pattern, kind) in zip(types, recipe["tensor_types"], strict=False):
             entry.pattern, entry.type = pattern.encode(), known[kind]
         params.tt_overrides = types
-        keep.append(types)
+        held.append(types)
     if recipe["prune_layers"]:
         layers = (ctypes.c_int32 * (len(recipe["prune_layers"]) + 1))(*recipe["prune_layers"], -1)
         params.prune_layers = layers
-        keep.append(layers)
+        held.append(layers)
     if recipe["imatrix"]:
         matrix = load_imatrix(Path(recipe["imatrix"]))
-        entries = (lib.llama_model_imatrix_data * (len(matrix.sums) + 1))()
+        entries = (llama.llama_model_imatrix_data * (len(matrix.sums) + 1))()
         for entry, name in zip(entries, matrix.sums, strict=False):
             means = matrix.means(name)
             entry.name, entry.size = name.encode(), means.size
             entry.data = means.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            keep.append(means)
+            held.append(means)
         params.imatrix = entries
-        keep.append(entries)
-    return keep
+        held.append(entries)
+    return held

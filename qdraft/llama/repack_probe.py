@@ -20,7 +20,7 @@ import numpy as np
 from qdraft.errors import EngineError
 from qdraft.host import cpu_id
 from qdraft.llama.child import command
-from qdraft.llama.native import build_id, native
+from qdraft.llama.native import build_id, lib
 from qdraft.paths import cache_dir, new_file
 
 log = logging.getLogger(__name__)
@@ -125,19 +125,19 @@ def _write_tiny_model(path: Path) -> None:
 
 def main(args: list[str]) -> int:
     """The child, given a model: decode batches of several widths with extra buffers on."""
-    lib = native()
-    model_params = lib.llama_model_default_params()
+    llama = lib()
+    model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.use_extra_bufts = True
-    model = lib.llama_model_load_from_file(args[0].encode(), model_params)
+    model = llama.llama_model_load_from_file(args[0].encode(), model_params)
     if not model:
         raise EngineError("the probe model does not load")
-    context_params = lib.llama_context_default_params()
+    context_params = llama.llama_context_default_params()
     context_params.n_ctx = 128
     context_params.n_threads = context_params.n_threads_batch = 1
-    context = lib.llama_init_from_model(model, context_params)
+    context = llama.llama_init_from_model(model, context_params)
     for width in (1, 2, 5, 8, 33):
-        tokens = (lib.llama_token * width)(*range(width))
-        if lib.llama_decode(context, lib.llama_batch_get_one(tokens, width)):
+        tokens = (llama.llama_token * width)(*range(width))
+        if llama.llama_decode(context, llama.llama_batch_get_one(tokens, width)):
             raise EngineError("the probe model does not decode")
     return 0

@@ -1,8 +1,8 @@
-"""Native calls that would end the process when a server on the network is lost.
+"""Native calls that survive the loss of an RPC server.
 
-llama.cpp aborts when an RPC server stops answering. Calls that may reach one run on a thread of
-their own. When ggml is about to abort under such a call, its threads are held where they are for
-good, and the caller gets an error: the program lives on, without that server.
+llama.cpp aborts the process if an RPC server stops answering. So calls that may reach a server run
+on a thread of their own. If ggml is about to abort under such a call, the guard keeps the threads
+of ggml waiting for good and gives the caller an error: the program lives on, without that server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from qdraft.errors import EngineError, ServerError
 
-_HINT = "is the server still running? qdraft rpc-server on the other machine starts one"
+_HINT = "start it again on the other machine: qdraft rpc-server"
 
 
 class _Job:
@@ -32,29 +32,31 @@ class _Job:
     def run(self) -> None:
         try:
             self.result = self.function(*self.arguments)
-        except BaseException as error:  # it belongs to the caller, whose thread this is not
+        except BaseException as error:  # for the caller, who waits on another thread
             self.error = error
         self.ended.set()
 
 
-class Lifeline:
-    """Runs calls one after another; idle, and without a thread, until ``start``."""
+class RpcGuard:
+    """Runs calls one after another on one thread; calls them directly until ``start``."""
 
     def __init__(self) -> None:
-        self.lost = ""  # in ggml's words, what ended the calls for good
+        self.lost = ""  # why no call is possible any more, in ggml's words
         self._of_server = True
         self._jobs: queue.SimpleQueue[_Job] | None = None
         self._waiting: list[_Job] = []
-        self._busy = False  # with a call, which an interrupt may have left alone
+        self._busy = False  # with a call, for which an interrupted caller may no longer wait
         self._callback: Any = None  # held by ggml
+        self._thread: threading.Thread | None = None
 
     def start(self, set_abort_callback: Callable[[Any], Any]) -> None:
-        """From now on calls are guarded. ``set_abort_callback`` is ggml's."""
+        """Guard all calls from now on; ``set_abort_callback`` is ggml's."""
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._aborting)
             set_abort_callback(self._callback)
-            threading.Thread(target=self._work, daemon=True, name="qdraft-remote").start()
+            self._thread = threading.Thread(target=self._work, daemon=True, name="qdraft-rpc")
+            self._thread.start()
 
     @property
     def started(self) -> bool:
@@ -63,12 +65,13 @@ class Lifeline:
     def call(
         self, function: Callable[..., Any], *arguments: Any, within: float | None = None
     ) -> Any:
-        """What ``function`` returns or raises. KeyboardInterrupt leaves the call running.
+        """Return what ``function`` returns, or raise what it raises.
 
-        Raises ServerError when a server is lost under it or nothing comes back ``within`` so many
-        seconds, EngineError when ggml aborts for another reason; at once for every call after that.
+        KeyboardInterrupt leaves the call running. Raises ServerError if a server is lost under the
+        call or does not answer ``within`` so many seconds, and EngineError if ggml aborts for
+        another reason. Every later call then raises the same at once.
         """
-        if self._jobs is None:
+        if self._jobs is None or threading.current_thread() is self._thread:  # or from a callback
             return function(*arguments)
         self._require_alive()
         job = _Job(function, arguments)
@@ -100,7 +103,7 @@ class Lifeline:
             self._busy = False
 
     def _aborting(self, message: bytes) -> None:
-        """Called by ggml, on one of its threads: returning from here ends the process."""
+        """Hold the thread of ggml that calls this: returning from here would end the process."""
         words = message.decode("utf-8", "replace")
         if not (self._waiting or self._busy):
             with contextlib.suppress(OSError, ValueError):
@@ -113,4 +116,4 @@ class Lifeline:
         threading.Event().wait()
 
 
-LIFELINE = Lifeline()
+GUARD = RpcGuard()

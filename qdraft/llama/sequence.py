@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.engine import n_common
 from qdraft.errors import ContextError, EngineError, RollbackError
-from qdraft.llama.native import interruptible
-from qdraft.llama.rpc import device_library
+from qdraft.llama.interrupts import interruptible
+from qdraft.llama.native import lib
 
 if TYPE_CHECKING:
     from qdraft.llama.context import LlamaContext
@@ -26,7 +26,7 @@ class LlamaSequence:
     """
 
     def __init__(self, context: LlamaContext, id: int) -> None:
-        self._lib = device_library()
+        self._lib = lib()
         self._tokens: list[int] = []
         self._closed = False
         self.context = context

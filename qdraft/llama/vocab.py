@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.llama.native import native
+from qdraft.llama.native import lib
 
 
 class LlamaVocab:
     """The vocabulary of a loaded model; raises EngineError once that is closed."""
 
     def __init__(self, model: Any) -> None:
-        self._lib = native()
+        self._lib = lib()
         self._model = model
         self._pointer = self._lib.llama_model_get_vocab(model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))

@@ -13,7 +13,7 @@ from qdraft.gguf.facts import read_facts, require_model
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
-from qdraft.llama.quantize import Quantized, Recipe, plan, quantize
+from qdraft.llama.quantize import Quantized, Recipe, preview, quantize
 from qdraft.llama.spec import PairSpec
 from qdraft.making.calibration import write_texts
 from qdraft.making.overlap import Overlap, overlap
@@ -86,7 +86,7 @@ def make_draft(
     texts = held_out(target, params, n_places, progress)
     quality = measure_quality(target, path, params, texts, progress)
     bare = replace(recipe, imatrix=None)
-    if not recipe.imatrix or plan(target, bare).needs_matrix:
+    if not recipe.imatrix or preview(target, bare).needs_matrix:
         return Made(draft, recipe.imatrix, quality, None)
     with tempfile.TemporaryDirectory(prefix="qdraft-", dir=path.parent) as folder:
         other = Path(folder) / f"plain-{path.name}"
@@ -156,10 +156,4 @@ def held_out(
 def _build(
     target: Path, path: Path, recipe: Recipe, n_threads: int, progress: Progress
 ) -> Quantized:
-    return quantize(
-        target,
-        path,
-        recipe,
-        threads=n_threads,
-        progress=lambda done, of: progress(f"building {path.name}", done, of),
-    )
+    return quantize(target, path, recipe, threads=n_threads, progress=progress)

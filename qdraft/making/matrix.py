@@ -43,7 +43,7 @@ def make_matrix(
             model,
             to_chunks([given, *written], vocab.chunk_bos),
             params,
-            progress=lambda done, of: progress("collecting the importance matrix", done, of),
+            progress=progress,
         )
     finally:
         model.close()

@@ -9,16 +9,16 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from qdraft.errors import ModelFileError, UsageError
+from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.quantize import Quantized, Recipe, quantize
 from qdraft.pairs.registry import Entry, PackagedModel
 from qdraft.paths import cache_dir, new_file
 
-Progress = Callable[[str, int, int], None]  # what is built, done, of
 Report = Callable[[Quantized], None]
 
 
 def materialize(
-    entry: Entry, *, threads: int, progress: Progress | None = None, report: Report | None = None
+    entry: Entry, *, threads: int, progress: Progress = no_progress, report: Report | None = None
 ) -> tuple[Path, Path | None]:
     """The paths of target and draft; packaged models are quantized on first use and kept.
 
@@ -33,11 +33,7 @@ def materialize(
     draft = folder / f"{entry.name}-{entry.draft}.gguf" if entry.draft else None
 
     def build(original: Path, path: Path, file_type: str) -> None:
-        def step(done: int, of: int) -> None:
-            if progress:
-                progress(path.name, done, of)
-
-        made = quantize(original, path, Recipe(file_type), threads=threads, progress=step)
+        made = quantize(original, path, Recipe(file_type), threads=threads, progress=progress)
         if report:
             report(made)
 

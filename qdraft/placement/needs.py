@@ -10,6 +10,7 @@ from qdraft.gguf.facts import parts_of
 from qdraft.gguf.header import Header, read_header
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.devices import devices
+from qdraft.llama.logs import CACHE_SIZE
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import ALL_LAYERS, EngineParams
 from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
@@ -17,7 +18,6 @@ from qdraft.placement.choose import Needs
 
 _MIB = 2**20
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_CACHE = re.compile(r"(?:kv_cache|memory_recurrent)\w*: +size = +([\d.]+) MiB")
 
 
 def needs(path: Path, params: EngineParams) -> Needs:
@@ -139,7 +139,7 @@ def _kv_shares(header: Header, n_layers: int) -> list[float]:
 
 def _cache(lines: list[str]) -> int:
     """Bytes of all caches, from llama.cpp's log."""
-    return round(_MIB * sum(float(m[1]) for line in lines if (m := _CACHE.search(line))))
+    return round(_MIB * sum(float(m[1]) for line in lines if (m := CACHE_SIZE.search(line))))
 
 
 def _compute(placed: Placed) -> int:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qdraft.llama.quantize import Planned, Recipe
+from qdraft.llama.quantize import QuantizePreview, Recipe
 from qdraft.making.make import Made, Quality
 from qdraft.making.overlap import Overlap
 from qdraft.making.try_recipes import TriedRecipe
@@ -39,7 +39,7 @@ def made_view(made: Made, name: str, models_file: Path) -> RenderableType:
     return Group(*lines)
 
 
-def planned_view(planned: Sequence[Planned]) -> RenderableType:
+def planned_view(planned: Sequence[QuantizePreview]) -> RenderableType:
     """One line for each recipe."""
     lines: list[Text] = []
     for p in planned:

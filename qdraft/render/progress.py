@@ -71,10 +71,6 @@ class ProgressBars:
             self._tasks[what] = self._progress.add_task(what, total=of)
         self._progress.update(self._tasks[what], completed=done, visible=done < of)
 
-    def report_building(self, name: str, done: int, of: int) -> None:
-        """Show how far the build of a file is."""
-        self.report(f"building {name}", done, of)
-
     def report_built(self, built: Quantized) -> None:
         """Say what a quantization gave, and which tensors fell back to another type."""
         if self._quiet:

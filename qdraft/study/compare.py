@@ -18,7 +18,7 @@ from qdraft.host import default_threads
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
-from qdraft.llama.progress import Progress, no_progress
+from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.quantize import Recipe, file_types, quantize
 from qdraft.llama.rpc import connect
 from qdraft.making.make import held_out
@@ -189,7 +189,7 @@ class Ladder:
                 path,
                 Recipe(kind, matrix),
                 threads=spec.params.n_threads or default_threads(),
-                progress=lambda done, of: self._progress(f"building {kind}", done, of),
+                progress=renamed(self._progress, f"building {kind}"),
             )
         return require_model(path)
 

@@ -15,6 +15,7 @@ from typing import Any
 from qdraft.decoding.policy.model import Costs, best_n_draft
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
+from qdraft.host import resident_memory
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
@@ -88,7 +89,7 @@ def job(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
     """Score the reference, and keep its logits."""
-    before = _resident()
+    before = resident_memory()
     with _opened(job.reference, job.params) as sequence:
         with job.store.open("wb") as out:
             about = {"n_vocab": sequence.vocab.n_tokens, "chunks": len(job.chunks)}
@@ -107,7 +108,7 @@ def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
 
 def measure_rung(job: RungJob, progress: Progress) -> RungResult:
     """Score a rung alone, then measure it as a draft. Raises UsageError for another vocabulary."""
-    before = _resident()
+    before = resident_memory()
     with _opened(job.rung, job.params) as sequence:
         n_vocab = sequence.vocab.n_tokens
         if n_vocab != job.n_vocab:
@@ -209,16 +210,5 @@ def _opened(path: Path, params: EngineParams) -> Iterator[LlamaSequence]:
 
 def _grown(before: int | None) -> int | None:
     """Bytes that came into memory since ``before``: weights, cache and buffers of one model."""
-    now = _resident()
+    now = resident_memory()
     return None if now is None or before is None else now - before
-
-
-def _resident() -> int | None:
-    """Bytes of this process in memory; None if the system does not report them."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    import resource
-
-    return pages * resource.getpagesize()

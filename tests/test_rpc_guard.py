@@ -8,28 +8,28 @@ import time
 import pytest
 
 from qdraft.errors import ServerError
-from qdraft.llama.rpc_guard import Lifeline
+from qdraft.llama.rpc_guard import RpcGuard
 
 
 @pytest.fixture
-def line() -> Lifeline:
-    made = Lifeline()
+def line() -> RpcGuard:
+    made = RpcGuard()
     made.start(lambda callback: None)
     return made
 
 
 def test_without_a_start_it_is_a_plain_call() -> None:
-    assert Lifeline().call(threading.get_ident) == threading.get_ident()
+    assert RpcGuard().call(threading.get_ident) == threading.get_ident()
 
 
-def test_results_and_errors_come_back(line: Lifeline) -> None:
+def test_results_and_errors_come_back(line: RpcGuard) -> None:
     assert line.call(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         line.call(divmod, 7, 0)
     assert line.call(threading.get_ident) != threading.get_ident()
 
 
-def test_one_call_after_another(line: Lifeline) -> None:
+def test_one_call_after_another(line: RpcGuard) -> None:
     """A second one starts when the first has ended, even if nobody waits for that any more."""
     order: list[str] = []
 
@@ -47,7 +47,7 @@ def test_one_call_after_another(line: Lifeline) -> None:
     assert order == ["slow", "next"]
 
 
-def test_an_abort_becomes_an_error_and_stays_one(line: Lifeline) -> None:
+def test_an_abort_becomes_an_error_and_stays_one(line: RpcGuard) -> None:
     """ggml's thread never returns from its callback: returning would end the process."""
     returned = threading.Event()
 
@@ -68,14 +68,14 @@ def test_an_abort_becomes_an_error_and_stays_one(line: Lifeline) -> None:
     assert not returned.is_set()
 
 
-def test_silence_is_told_from_slowness(line: Lifeline) -> None:
+def test_silence_is_told_from_slowness(line: RpcGuard) -> None:
     assert line.call(lambda: time.sleep(0.05) or "late", within=5) == "late"
     with pytest.raises(ServerError, match="no answer within 0 seconds"):
         line.call(time.sleep, 2, within=0.1)
 
 
 def test_an_abort_that_nobody_waits_for_goes_its_way(
-    line: Lifeline, capsys: pytest.CaptureFixture[str]
+    line: RpcGuard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line._aborting(b"somewhere: a broken assertion")
     assert "a broken assertion" in capsys.readouterr().err
