@@ -5,8 +5,8 @@ Notation, for a draft X_1 .. X_k after a context c:
     p(x | X^i)  the target's distribution after c and X_1 .. X_i: ``target_probs(i)``
     q(x | X^i)  the draft's, from which X_(i+1) was drawn: ``draft.probs[i]``
 
-Leviathan et al. write p and q, Chen et al. p and q with K tokens, Sun et al. M_b and M_s with gamma
-tokens. Whatever q is, the emitted tokens have exactly the law p.
+These are p_(i+1) and q_(i+1) in Leviathan et al., M_b and M_s in Sun et al.; k is gamma there and
+K in Chen et al. Whatever q is, the emitted tokens have exactly the law p.
 """
 
 from __future__ import annotations
