@@ -236,7 +236,17 @@ class TestComparison:
         assert report["rows"][0]["quality"]["kld"] == {"value": 0.001, "error": 0.001}
         assert report["verdict"]["pair"] == "m-Q8_0.gguf"
 
-    def test_pictures_of_rungs_without_a_figure(self) -> None:
+    def test_results_come_back_from_json(self) -> None:
+        """As from a child job, and from the cache."""
+        for result in (
+            rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1, 1.0, 1.2)).result,
+            rung("Q2_K", 100, 0.5, 2.5, None).result,
+            REFERENCE.result,
+        ):
+            data = json.loads(json.dumps(result.as_json()))
+            assert type(result).of_json(data) == result
+
+    def test_charts_of_rungs_without_a_figure(self) -> None:
         result = conclude(
             REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, Ratio(1))]
         )

@@ -181,8 +181,8 @@ class TestWithoutModels:
         assert done.returncode == 0, done.stderr
         ways = json.loads(done.stdout)["ways"]
         assert ways[0]["replayed"]["speedup"] > 3
-        each = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
-        assert "fixed 1" in each.stdout
+        single = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
+        assert "fixed 1" in single.stdout
 
     @pytest.mark.parametrize(
         ("args", "error"),
