@@ -245,7 +245,7 @@ class TestRun:
         assert "llama_context" in qdraft_process("run", *PROMPT, "-n", "1", "--verbose").stderr
 
     def test_prompt_longer_than_the_context(self) -> None:
-        result = qdraft_process("run", "-p", "word " * 200, "-c", "128")
+        result = qdraft("run", "-p", "word " * 200, "-c", "128")
         assert re.search(
             r"the prompt has 2\d\d tokens, but the context holds 128", one_error(result, 5)
         )

@@ -15,7 +15,7 @@ from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import BenchTaskOptions
 from qdraft.cli.run import INTERRUPTED
-from qdraft.cli.show_study import StudyView, show_study
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.render import bench as render
 from qdraft.render.progress import ProgressBars

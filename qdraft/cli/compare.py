@@ -15,7 +15,7 @@ from qdraft.cli.options.output import PANEL, StudyOutputOptions
 from qdraft.cli.options.sampling import TemperatureOptions
 from qdraft.cli.options.text import read_text_file
 from qdraft.cli.run import INTERRUPTED
-from qdraft.cli.show_study import StudyView, show_study
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as render
 from qdraft.render.progress import ProgressBars

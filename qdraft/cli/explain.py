@@ -13,7 +13,7 @@ from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.study import CostOptions, parse_costs
 from qdraft.cli.options.text import read_prompt
-from qdraft.cli.show_study import StudyView, show_study
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.render import explain as render
 from qdraft.study.explain import Figures, Situation
@@ -52,11 +52,9 @@ class FigureOptions(CostOptions):
 
     def known(self) -> dict[str, Any]:
         """Return the figures by their names in ``Figures``. Raises UsageError."""
-        known: dict[str, Any] = (
-            read_bench(read_prompt(None, str(self.bench)), self.bench)
-            if self.bench
-            else {"alpha": {}, "v": {}}
-        )
+        known: dict[str, Any] = {"alpha": {}, "v": {}}
+        if self.bench:
+            known = read_bench(read_prompt(None, str(self.bench)), self.bench)
         if self.alpha:
             known["alpha"] = _parse_alphas(self.alpha)
         if self.c is not None:

@@ -13,7 +13,7 @@ from qdraft.cli.options.group import Defaults, Only, option, takes_options
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import CostOptions, parse_costs
-from qdraft.cli.show_study import StudyView, show_study
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError

@@ -13,7 +13,7 @@ from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import TaskOptions
-from qdraft.cli.show_study import StudyView, show_study
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import PairSpec
