@@ -46,8 +46,8 @@ def rpc_server(options: ServerOptions, devices: Annotated[DeviceOptions, Only("t
     """Lend this machine's devices to qdraft on another machine, until Ctrl-C.
 
     On the other machine, name this server with qdraft run --rpc. Both machines need the same
-    version of llama-cpp-python, whose llama.cpp does the work. The server accepts connections from
-    this machine only, unless --host says otherwise.
+    version of llama-cpp-python. The server accepts connections from this machine only, unless
+    --host names another address.
     """
     host, port = options.host, options.port
     names = parse_devices(options.device)

@@ -68,7 +68,7 @@ def tune(
 
     qdraft records the pair once, replays every way to draft, and confirms the best ways live. It
     also tries the other drafts that models.yaml names for the target, and settings of this
-    machine. It writes the winner and its speed-up to models.yaml, and uses it from then on.
+    machine. It writes the winner and its speed-up to models.yaml, and qdraft run uses it.
     """
     entry = find_entry(models)
     options = entry.options if entry else {}
