@@ -21,7 +21,7 @@ from qdraft.study import bench
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import built_in
 from qdraft.study.replay import ReplayOptions, replay
-from qdraft.study.tune import costs_of, record_pair
+from qdraft.study.tune import read_costs, record_pair
 
 WAYS = {
     "fixed 2": DecodeParams(draft_policy="fixed", n_draft=2),
@@ -44,7 +44,7 @@ def main() -> None:
         for temperature in (0.0, 1.0):
             sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
             recording = record_pair(pair, built_in(), [temperature], sampling, args.n_predict)
-            costs = costs_of(recording)
+            costs = read_costs(recording)
             assert costs
             for name, params in WAYS.items():
                 replayed = replay(recording, costs, sampling, params, ReplayOptions(repeats=4))

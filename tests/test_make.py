@@ -24,7 +24,7 @@ from qdraft.llama.quantize import Recipe, preview, quantize
 from qdraft.making.calibration import write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
 from qdraft.making.job import path_beside
-from qdraft.making.overlap import overlap
+from qdraft.making.overlap import measure_overlap
 from qdraft.making.try_recipes import list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
@@ -36,13 +36,13 @@ class TestOverlap:
     TEXTS = ((3, [1, 0, 2, 4, 5, 1, 2, 3]), (2, [2, 1, 3, 3, 0]))
 
     def test_a_model_with_itself(self) -> None:
-        result = overlap(engine(), engine(), self.TEXTS)
+        result = measure_overlap(engine(), engine(), self.TEXTS)
         assert (result.n, result.same_top) == (5 + 3, 1.0)
         assert result.sum_min == pytest.approx(1.0)
 
     def test_the_figures_are_those_of_the_distributions(self) -> None:
         target, draft = engine(), engine(blend=0.5)
-        result = overlap(target, draft, self.TEXTS)
+        result = measure_overlap(target, draft, self.TEXTS)
         same, shares = [], []
         for n_prompt, tokens in self.TEXTS:
             for n in range(n_prompt, len(tokens)):
@@ -58,7 +58,7 @@ class TestOverlap:
     def test_shared_cells_are_copied_before_each_place(self) -> None:
         target, draft = engine(), engine(blend=0.5)
         courier = FakeKvCopy(target, draft)
-        result = overlap(target, draft, self.TEXTS, courier.copy)
+        result = measure_overlap(target, draft, self.TEXTS, courier.copy)
         assert result.n == 8
         assert courier.starts == [0, 2, 3, 4, 5, 0, 1, 2]
         assert (target.n_past, draft.n_past) == (0, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qdraft.errors import UsageError
-from qdraft.render.charts import drawing, save_charts, svg
+from qdraft.render.charts import draw_svg, draw_text, save_charts
 from qdraft.render.html import save_page
 from qdraft.render.point_labels import label_points
 from qdraft.render.tables import Sheet, as_csv, as_markdown, format_entry
@@ -33,19 +33,19 @@ class TestPictures:
     @pytest.mark.parametrize("chart", [CURVES, BARS], ids=["curves", "bars"])
     def test_as_text(self, chart: LineChart | BarChart) -> None:
         """Readable without colour, at 80 columns, no escape codes."""
-        text = drawing(chart)
+        text = draw_text(chart)
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 79
         assert chart.title in text
 
     def test_bars_show_their_values_and_what_is_even(self) -> None:
-        lines = drawing(BARS).splitlines()
+        lines = draw_text(BARS).splitlines()
         assert any(re.search(r"code\s+#+\|#* .*1\.2$", line) for line in lines)
         assert any(re.search(r"a story\s+.*n/a$", line) for line in lines)
         assert lines[-1].endswith("| = 1")
 
     def test_lines_are_told_apart_by_their_marks(self) -> None:
-        text = drawing(CURVES)
+        text = draw_text(CURVES)
         assert "* measured" in text
         assert "o other" in text
         assert "here" in text
@@ -69,8 +69,8 @@ class TestPictures:
             "alpha",
             (line_of("T 0", [(2, 0.5), (1, 0.9), (3, None)], ["b", "a", "c"]),),
         )
-        assert drawing(chart).splitlines()[-1] == "  a 1, b 2"
-        names = re.findall(r">([abc])</text>", svg(chart))
+        assert draw_text(chart).splitlines()[-1] == "  a 1, b 2"
+        names = re.findall(r">([abc])</text>", draw_svg(chart))
         assert sorted(names) == ["a", "b"]
 
     @pytest.mark.parametrize("n", [3, 12])
@@ -107,13 +107,13 @@ class TestPictures:
         """Text and axes have the colour of the text around them, and there is no background."""
         path = tmp_path / "p.svg"
         save_charts([CURVES, BARS], path)
-        for text in (svg(CURVES), path.read_text(encoding="utf-8")):
+        for text in (draw_svg(CURVES), path.read_text(encoding="utf-8")):
             assert "currentColor" in text
             assert "#ffffff" not in text
         assert "prefers-color-scheme:dark" in path.read_text(encoding="utf-8")
 
     def test_nothing_measured(self) -> None:
-        assert "nothing was measured" in drawing(LineChart("Empty", "x", "y", ()))
+        assert "nothing was measured" in draw_text(LineChart("Empty", "x", "y", ()))
 
 
 SHEET = Sheet(

@@ -14,7 +14,7 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.study import recording as records
 from qdraft.study.recording import RecordedTokens, Recording, record
-from qdraft.study.replay import Replayed, ReplayOptions, replay, synthetic, with_rest
+from qdraft.study.replay import Replayed, ReplayOptions, make_synthetic, replay, with_rest
 from qdraft.testing import FakeKvCopy
 
 COSTS = Costs({"model": 0.3}, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
@@ -30,7 +30,7 @@ class TestSynthetic:
     @pytest.mark.parametrize("alpha", [0.5, 0.8, 0.95])
     @pytest.mark.parametrize("n_draft", [1, 2, 4])
     def test_alpha_tau_and_speed_are_the_cost_models(self, alpha: float, n_draft: int) -> None:
-        result = replay(synthetic(alpha), COSTS, PLAIN, fixed(n_draft))
+        result = replay(make_synthetic(alpha), COSTS, PLAIN, fixed(n_draft))
         assert result.alpha == pytest.approx(alpha, abs=0.025)
         assert result.tau == pytest.approx(expected_tokens(alpha, n_draft), rel=0.05)
         assert result.alpha_at[0] == pytest.approx(alpha, abs=0.04)
@@ -39,18 +39,18 @@ class TestSynthetic:
         assert result.speedup == pytest.approx(ideal, rel=0.05)
 
     def test_the_measured_policy_is_close_to_the_best_length(self) -> None:
-        recording = synthetic(0.8)
+        recording = make_synthetic(0.8)
         best = max(replay(recording, COSTS, PLAIN, fixed(n)).speedup for n in range(1, 9))
         assert replay(recording, COSTS, PLAIN, DecodeParams()).speedup > 0.94 * best
 
     def test_a_draft_that_cannot_pay_is_left_alone(self) -> None:
         dear = Costs({"model": 0.9}, {2: 1.6, 9: 4.0})
-        assert replay(synthetic(0.6), dear, PLAIN, DecodeParams()).speedup > 0.97
-        assert replay(synthetic(0.6), dear, PLAIN, fixed(4)).speedup < 0.6
+        assert replay(make_synthetic(0.6), dear, PLAIN, DecodeParams()).speedup > 0.97
+        assert replay(make_synthetic(0.6), dear, PLAIN, fixed(4)).speedup < 0.6
 
     def test_alpha_has_to_be_one(self) -> None:
         with pytest.raises(UsageError, match="alpha is 0"):
-            synthetic(0)
+            make_synthetic(0)
 
 
 def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Recording:
@@ -127,7 +127,7 @@ class TestRecorded:
         path.write_bytes(b"not an archive")
         with pytest.raises(UsageError, match="not a recording of a pair"):
             records.load(path)
-        records.save(synthetic(0.5, 50), path)
+        records.save(make_synthetic(0.5, 50), path)
         path.write_bytes(path.read_bytes()[:-40])
         with pytest.raises(UsageError, match="not a recording of a pair"):
             records.load(path)
@@ -136,7 +136,7 @@ class TestRecorded:
             records.load(path)
 
     def test_what_cannot_be_replayed_is_refused(self) -> None:
-        recording = synthetic(0.8, 20)
+        recording = make_synthetic(0.8, 20)
         with pytest.raises(UsageError, match="repeat_penalty"):
             replay(recording, COSTS, SamplingParams(repeat_penalty=1.1), fixed(1))
         with pytest.raises(UsageError, match=r"at most 1\.5"):

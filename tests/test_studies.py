@@ -23,7 +23,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.pairs.registry import TUNED
 from qdraft.render import bench as bench_view
 from qdraft.render import compare as compare_view
-from qdraft.render.charts import drawing, svg
+from qdraft.render.charts import draw_svg, draw_text
 from qdraft.render.tables import as_markdown
 from qdraft.study import bench_spec
 from qdraft.study import compare as study_compare
@@ -251,8 +251,8 @@ class TestComparison:
             REFERENCE, [rung("Q8_0", 5, 0.1, 1.7, None), rung("Q2_K", 1, 0.5, 2, Ratio(1))]
         )
         for chart in compare_view.charts(result):
-            assert drawing(chart)
-            assert svg(chart).startswith("<svg")
+            assert draw_text(chart)
+            assert draw_svg(chart).startswith("<svg")
 
 
 class TestInterrupts:

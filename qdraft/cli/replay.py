@@ -20,8 +20,8 @@ from qdraft.errors import UsageError
 from qdraft.render import tune as render
 from qdraft.render.progress import ProgressBars
 from qdraft.study.recording import Recording, load
-from qdraft.study.replay import synthetic
-from qdraft.study.tune import costs_of, replay_ways, ways
+from qdraft.study.replay import make_synthetic
+from qdraft.study.tune import list_ways, read_costs, replay_ways
 
 _PANEL = "Acceptance"
 
@@ -76,11 +76,11 @@ def replay(
         )
     if record and costs.alpha is not None:
         raise UsageError("--alpha cannot be combined with a record")
-    recording = load(record) if record else synthetic(costs.alpha or 0.0)
+    recording = load(record) if record else make_synthetic(costs.alpha or 0.0)
     params = sampling.params()
     if costs.alpha is not None:  # the rows of a synthetic record stay as they are
         params = SamplingParams(1.0, top_k=0, top_p=1, min_p=0)
-    replayed_costs = costs.costs(costs_of(recording))
+    replayed_costs = costs.costs(read_costs(recording))
     chosen = _choose_ways(drafting)
     share_kv = _can_share(recording, drafting.share_kv)
     with ProgressBars(quiet=output.quiet) as bars:
@@ -104,7 +104,7 @@ def _choose_ways(drafting: DraftingOptions) -> list[DecodeParams]:
     if policy or n_draft is not None or p_min is not None:
         policy = policy or ("auto" if n_draft is None else "fixed")
         return [replace(drafting, draft_policy=policy).params()]
-    return [replace(way, verification=drafting.verification) for way in ways(0.0)]
+    return [replace(way, verification=drafting.verification) for way in list_ways(0.0)]
 
 
 def _can_share(recording: Recording, share_kv: str) -> bool:

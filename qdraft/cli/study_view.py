@@ -9,7 +9,7 @@ from typing import Any
 
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.errors import UsageError
-from qdraft.render.charts import drawing, save_charts
+from qdraft.render.charts import draw_text, save_charts
 from qdraft.render.console import show_json, show_line, table_console
 from qdraft.render.html import save_page
 from qdraft.render.layout import wrapped
@@ -72,7 +72,7 @@ def _draw_charts(charts: Sequence[Chart]) -> None:
     console = table_console()
     try:
         for chart in charts:
-            console.print(drawing(chart), soft_wrap=True)
+            console.print(draw_text(chart), soft_wrap=True)
             console.print()
     except UsageError as error:
         show_line("hint", f"{error}: {error.hint}")

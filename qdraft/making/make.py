@@ -16,7 +16,7 @@ from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.quantize import Quantized, Recipe, preview, quantize
 from qdraft.llama.spec import PairSpec
 from qdraft.making.calibration import write_texts
-from qdraft.making.overlap import Overlap, overlap
+from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.making.try_recipes import TriedRecipe, list_recipes, try_recipes
 from qdraft.session.opening import open_spec
 
@@ -83,7 +83,7 @@ def make_draft(
             PairSpec.of(target, path, params, keep_draft=True)
         ):  # proves that it is a draft
             return Made(draft, recipe.imatrix, None, None)
-    texts = held_out(target, params, n_places, progress)
+    texts = write_held_out(target, params, n_places, progress)
     quality = measure_quality(target, path, params, texts, progress)
     bare = replace(recipe, imatrix=None)
     if not recipe.imatrix or preview(target, bare).needs_matrix:
@@ -110,7 +110,7 @@ def search_draft(
     """
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     candidates = candidates or list_recipes(matrix, read_facts(target).n_layers)
-    texts = held_out(target, params, _N_SEARCHED, progress)
+    texts = write_held_out(target, params, _N_SEARCHED, progress)
     with tempfile.TemporaryDirectory(prefix="qdraft-", dir=folder or target.parent) as temporary:
         return try_recipes(
             target,
@@ -129,18 +129,18 @@ def measure_quality(
     texts: list[tuple[int, list[int]]],
     progress: Progress = no_progress,
 ) -> Quality:
-    """Compare ``draft`` with the target over ``texts``, as ``overlap`` takes them."""
+    """Compare ``draft`` with the target over ``texts``, as ``measure_overlap`` takes them."""
     step = renamed(progress, f"measuring {draft.name}")
     spec = PairSpec.of(target, draft, params, keep_draft=True)
     with open_spec(spec) as pair, pair.sequences() as own:
         assert own.draft
         shared = None
         if own.kv_copy:
-            shared = overlap(own.target, own.draft, texts, own.kv_copy.copy, step)
-        return Quality(shared, overlap(own.target, own.draft, texts, progress=step))
+            shared = measure_overlap(own.target, own.draft, texts, own.kv_copy.copy, step)
+        return Quality(shared, measure_overlap(own.target, own.draft, texts, progress=step))
 
 
-def held_out(
+def write_held_out(
     target: Path, params: EngineParams, n_places: int, progress: Progress = no_progress
 ) -> list[tuple[int, list[int]]]:
     """Let the target generate ``n_places`` tokens of held-out text at temperature 1.

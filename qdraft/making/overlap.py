@@ -32,7 +32,7 @@ class Overlap:
     by_temperature: dict[float, Mean] = field(default_factory=dict)
 
 
-def overlap(
+def measure_overlap(
     target: TokenSequence,
     draft: TokenSequence,
     texts: Sequence[tuple[int, Sequence[int]]],

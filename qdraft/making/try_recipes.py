@@ -16,7 +16,7 @@ from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.llama.spec import PairSpec
 from qdraft.making.costs import measure_costs
-from qdraft.making.overlap import Overlap, overlap
+from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.session.opening import open_spec
 from qdraft.session.pair import Pair
 
@@ -105,7 +105,7 @@ def _measure(
     with pair.sequences() as own:
         assert own.draft
         copy = own.kv_copy.copy if own.kv_copy else None
-        agreement = overlap(own.target, own.draft, texts, copy)
+        agreement = measure_overlap(own.target, own.draft, texts, copy)
         return agreement, measure_costs(own.target, own.draft, time.perf_counter, v)
 
 

@@ -34,7 +34,7 @@ _SCHEMES = (
 )
 
 
-def drawing(chart: Chart) -> str:
+def draw_text(chart: Chart) -> str:
     """A chart as text of at most 79 columns, without colour.
 
     Raises UsageError for a line chart if the plotting library is not installed.
@@ -131,7 +131,7 @@ def save_charts(charts: Sequence[Chart], path: Path) -> None:
         part.write_bytes(data)
 
 
-def svg(chart: Chart) -> str:
+def draw_svg(chart: Chart) -> str:
     """One chart as an SVG element that needs nothing beside itself.
 
     Its text and axes have the colour of the text around it.

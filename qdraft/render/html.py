@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.paths import new_file
-from qdraft.render.charts import svg
+from qdraft.render.charts import draw_svg
 from qdraft.render.tables import Sheet, format_entry
 from qdraft.study.chart_data import Chart
 
@@ -45,7 +45,7 @@ def save_page(
 
     Raises UsageError if the plotting library is not installed.
     """
-    figures = [f"<figure>{_unique(svg(chart), i)}</figure>" for i, chart in enumerate(charts)]
+    figures = [f"<figure>{_unique(draw_svg(chart), i)}</figure>" for i, chart in enumerate(charts)]
     body = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="verdict">{escape(sentence)}</p>' for sentence in words),

@@ -21,7 +21,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.quantize import Recipe, file_types, quantize
 from qdraft.llama.rpc import connect
-from qdraft.making.make import held_out
+from qdraft.making.make import write_held_out
 from qdraft.making.matrix import make_matrix
 from qdraft.paths import cache_dir, new_file
 from qdraft.session.store import file_facts, store_path
@@ -151,7 +151,9 @@ class Ladder:
         data = None if spec.again else kept.read()
         if data is None:
             if not self._texts:
-                self._texts = held_out(self._facts.path, spec.params, _N_PLACES, self._progress)
+                self._texts = write_held_out(
+                    self._facts.path, spec.params, _N_PLACES, self._progress
+                )
             job = RungJob(
                 self._facts.path,
                 facts.path,

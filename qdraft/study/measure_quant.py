@@ -24,7 +24,7 @@ from qdraft.llama.rpc import connect
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import ModelSpec, PairSpec
 from qdraft.making.costs import N_PROMPT, measure_costs, prompt_seconds, seconds_of_one
-from qdraft.making.overlap import Overlap, overlap
+from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.session.opening import fit, open_spec
 from qdraft.session.store import describe_machine
 from qdraft.study import bench
@@ -144,11 +144,11 @@ def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResul
         with pair.sequences() as sequences:
             target, draft = sequences.target, sequences.draft
             assert draft
-            own = overlap(target, draft, job.texts, None, step, job.temperatures)
+            own = measure_overlap(target, draft, job.texts, None, step, job.temperatures)
             shared = None
             if sequences.kv_copy:
                 copy = sequences.kv_copy.copy
-                shared = overlap(target, draft, job.texts, copy, step, job.temperatures)
+                shared = measure_overlap(target, draft, job.texts, copy, step, job.temperatures)
             costs = measure_costs(target, draft, time.perf_counter)
             target_s = seconds_of_one(target, time.perf_counter)
         samples = list(

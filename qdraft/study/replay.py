@@ -294,7 +294,7 @@ def _fold(rounds: Sequence[Round]) -> Replayed:
     )
 
 
-def synthetic(alpha: float, n: int = 3000) -> Recording:
+def make_synthetic(alpha: float, n: int = 3000) -> Recording:
     """A recording of ``n`` places at which each draft token has the acceptance rate ``alpha``.
 
     p is sure of one token, q gives it ``alpha``: at temperature 1, sum min(p, q) = alpha.

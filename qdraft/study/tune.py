@@ -47,7 +47,7 @@ class Tried:
         return name if params.verification == "block" else f"{name} (token)"
 
 
-def ways(temperature: float) -> list[DecodeParams]:
+def list_ways(temperature: float) -> list[DecodeParams]:
     """The ways to replay: the measured policy, lengths and confidences.
 
     Above temperature 0 each under both rules of verification.
@@ -107,7 +107,7 @@ def _record_text(pair: Pair, text: RecordedTokens) -> TextRecording:
         return record(own.target, own.draft, text, copy)
 
 
-def costs_of(recording: Recording) -> Costs | None:
+def read_costs(recording: Recording) -> Costs | None:
     """The costs that were measured with a recording; None for a synthetic one."""
     costs = recording.about.get("costs")
     if not costs:

@@ -25,17 +25,17 @@ from qdraft.study.tune import (
     choose_winner,
     conclude_tuning,
     confirm,
-    costs_of,
+    list_ways,
+    read_costs,
     record_pair,
     replay_ways,
     tuned_settings,
-    ways,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDraft:
-    """A draft, its record and its costs, and what the replays gave: the fastest way first."""
+    """A draft, its recording and its costs, and what the replays gave: the fastest way first."""
 
     draft: Path
     recording: Recording
@@ -96,7 +96,7 @@ class Tuner:
     ) -> Tuning:
         """Record every draft, and confirm the best ``n_confirmed`` ways of the fastest one live.
 
-        ``with_settings`` also tries threads, flash attention and cache types. The record of the
+        ``with_settings`` also tries threads, flash attention and cache types. The recording of the
         fastest draft is written to ``record_file`` as soon as it is known.
         """
         target = self.spec.models.target
@@ -127,13 +127,13 @@ class Tuner:
                 self.progress,
             )
             recording = replace(recording, about={**about, **recording.about})
-            costs = costs_of(recording)
+            costs = read_costs(recording)
             assert costs
             tried = replay_ways(
                 recording,
                 costs,
                 self.sampling,
-                ways(temperature),
+                list_ways(temperature),
                 share_kv=pair.kv.shared,
                 progress=self.progress,
             )
