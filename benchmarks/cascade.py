@@ -31,6 +31,7 @@ from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 from qdraft.decoding.policy.learned import Learned
+from qdraft.session.session import Session
 from qdraft.session.store import describe_machine
 from qdraft.study.prompts import WARM_UP
 
@@ -97,7 +98,6 @@ class Contender:
     ) -> Text:
         """Write one text from empty caches and time what follows its first token."""
         pair.learned = self._learned
-        pair.drafter = self._drafter_of(pair)  # type: ignore[method-assign, assignment]
         sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
         alone = self._make_drafter is None
         params = DecodeParams(
@@ -106,7 +106,7 @@ class Contender:
             n_draft=0 if alone else None,
             draft_policy="fixed" if alone else "auto",
         )
-        text = pair.generate(prompt, sampling, params)
+        text = OwnSession(pair, self._make_drafter).generate(prompt, sampling, params)
         started, n_first = 0.0, 0
         for _ in text:
             if not n_first:
@@ -126,17 +126,16 @@ class Contender:
             sources=summary.sources,
         )
 
-    def _drafter_of(self, pair: Pair) -> Callable[[DecodeParams, int], Drafter]:
-        """What a text of this contender asks the pair for."""
 
-        def drafter(params: DecodeParams, n_most: int) -> Drafter:
-            if self._make_drafter is None:
-                return NoDrafter()
-            assert pair.draft_engine
-            n_vocab = pair.target_engine.vocab.n_tokens
-            return self._make_drafter(ModelDrafter(pair.draft_engine, n_vocab, pair.courier))
+class OwnSession(Session):
+    """A session of one text with the drafter of a contender."""
 
-        return drafter
+    def __init__(self, pair: Pair, make_drafter: Callable[[ModelDrafter], Drafter] | None) -> None:
+        super().__init__(pair, keep=False)
+        self._make_own = make_drafter
+
+    def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
+        return self._make_own(self.model_drafter()) if self._make_own else NoDrafter()
 
 
 def with_cascade(model: ModelDrafter) -> Drafter:

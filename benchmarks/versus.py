@@ -226,8 +226,7 @@ def say(what: str) -> None:
 
 def inside(pair: Pair) -> float:
     """Seconds spent in llama_decode and in the KV copy so far."""
-    copy_s = pair.courier.copy_s if pair.courier else 0.0
-    return sum(context.decode_s for context in pair.contexts) + copy_s
+    return sum(context.decode_s + context.copy_s for context in pair.contexts)
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from qdraft.session.generation import Generation
     from qdraft.session.opening import open_pair
     from qdraft.session.pair import ModelInfo, Pair
+    from qdraft.session.session import Session
 
 __version__ = _version("qdraft")
 
@@ -77,6 +78,7 @@ __all__ = [
     "Round",
     "SamplingParams",
     "ServerError",
+    "Session",
     "Summary",
     "Times",
     "UsageError",
@@ -90,7 +92,7 @@ def __getattr__(name: str) -> Any:
         from qdraft.session.opening import open_pair
 
         return open_pair
-    if name in ("Generation", "ModelInfo", "Pair"):
+    if name in ("Generation", "ModelInfo", "Pair", "Session"):
         from qdraft.session import pair
 
         return getattr(pair, name)

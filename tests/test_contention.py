@@ -56,5 +56,5 @@ def test_the_threads_of_a_pair(
         with caplog.at_level(logging.WARNING, logger="qdraft"):
             text = pair.generate("Count to twenty.", greedy, params).read()
         assert [context.n_threads for context in pair.contexts] == [1, 1]
-        assert "threads from now on: 1" in caplog.text
+        assert "continuing with 1 thread" in caplog.text
         assert text[:20] == calm[:20]

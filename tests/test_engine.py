@@ -245,7 +245,7 @@ def test_a_mixture_of_experts_is_named(tmp_path: Path, caplog: pytest.LogCapture
     """
     path = tiny.mixture(tmp_path / "moe.gguf")
     with Pair(PairSpec.of(path, path)) as pair:
-        assert pair.target_engine.n_ctx == 256
+        assert pair.contexts.target.n_ctx == 256
     assert "moe.gguf is a mixture of experts (2 of 4 a token)" in caplog.text
 
 

@@ -149,11 +149,15 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
 @pytest.mark.real
 def test_without_exact_batches_the_target_runs_alone(exact_pair: Pair, smollm2: tuple[Path, Path]):
     with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=1024))) as pair:
-        path = machine.store_path("exact", pair._target_facts, "8 1024")
+        target = pair.spec.models.target
+        facts = machine.file_facts(target.path, target.params)
+        path = machine.bit_identity_path(facts, 8, 1024)
         machine.save_bit_identity(path, BitIdentity(0, 24, 0.05))  # as on a CPU where F16 has none
         text = pair.generate("Hi", GREEDY, DecodeParams(n_predict=24, exact=True))
         text.read()
         assert text.bit_identity == BitIdentity(0, 24, 0.05)
         assert not text.summary.n_drafted
         path.unlink()
-        assert pair.bit_identity(8) == probe_bit_identity(pair.target_engine, 8)
+        found_now = pair.bit_identity(8)
+        with pair.sequences() as opened:
+            assert found_now == probe_bit_identity(opened.target, 8)

@@ -12,12 +12,13 @@ from fakes import CascadeAlone
 
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, PairSpec, SamplingParams
-from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.policy.constants import CONSTANTS
 from qdraft.errors import EngineError, ModelFileError, UsageError
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import read_state
 from qdraft.llama.model import LlamaModel
+from qdraft.session.generation import Generation
+from qdraft.session.session import Session
 
 pytestmark = pytest.mark.real
 
@@ -102,9 +103,10 @@ def test_a_file_paired_with_itself_accepts_nearly_everything(
 
 
 def test_both_of_a_self_pair_share_the_weights(self_pair: Pair) -> None:
-    target, draft = self_pair.contexts
-    assert target is not draft
-    assert target.model is draft.model
+    contexts = self_pair.contexts
+    assert contexts.draft is not None
+    assert contexts.draft is not contexts.target
+    assert contexts.draft.model is contexts.target.model
 
 
 def measure_acceptance(pair: Pair) -> tuple[int, int]:
@@ -156,7 +158,7 @@ def test_chunks_equal_the_whole(pair: Pair) -> None:
         "Answer with emoji and Japanese: 日本語 🦙", PLAIN, fixed(n_predict=60, seed=5)
     )
     chunks = list(text)
-    pieces = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens)
+    pieces = b"".join(pair.vocab.piece(t) for t in text.tokens)
     assert "".join(chunk.text for chunk in chunks) == text.text == pieces.decode("utf-8", "replace")
     assert [chunk.token for chunk in chunks if chunk.token is not None] == text.tokens
     assert {chunk.origin for chunk in chunks} >= {Origin.DRAFT, Origin.TARGET}
@@ -187,7 +189,7 @@ def test_end_of_turn_ends_the_text(pair: Pair) -> None:
     text = pair.generate("Say only: hello", GREEDY, fixed(n_predict=400))
     text.read()
     assert text.finish_reason is FinishReason.END_OF_GENERATION
-    assert pair.target_engine.vocab.is_end(text.tokens[-1])
+    assert pair.vocab.is_end(text.tokens[-1])
     assert "<|im_end|>" not in text.text
 
 
@@ -261,22 +263,23 @@ def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
             Pair(PairSpec.of(source_file, None, params))
 
 
-def test_one_text_at_a_time(pair: Pair) -> None:
-    """The same thread is told, another thread waits."""
-    first = iter(pair.generate(PROMPTS[0], GREEDY, fixed(n_predict=8)))
-    next(first)
-    with pytest.raises(EngineError, match="in the middle of a text"):
-        pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read()
+def test_texts_take_turns_in_one_thread_and_in_two(pair: Pair) -> None:
+    """Each is the text that it is alone, whatever is written between its rounds."""
+
+    def start(place: int) -> Generation:
+        return pair.generate(PROMPTS[place], GREEDY, fixed(n_predict=8))
+
+    alone = [start(place).read() for place in range(2)]
+    first = iter(start(0))
+    chunks = [next(first)]
+    assert start(1).read() == alone[1]
     texts: list[str] = []
-    other = threading.Thread(
-        target=lambda: texts.append(pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read())
-    )
+    other = threading.Thread(target=lambda: texts.append(start(1).read()))
     other.start()
-    for _ in first:
-        pass
+    chunks += first
     other.join(timeout=60)
-    assert texts
-    assert texts == [pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=8)).read()]
+    assert "".join(chunk.text for chunk in chunks) == alone[0]
+    assert texts == alone[1:]
 
 
 def test_leaving_a_text_early_frees_the_pair(pair: Pair) -> None:
@@ -285,7 +288,7 @@ def test_leaving_a_text_early_frees_the_pair(pair: Pair) -> None:
         if chunk.round_index == 4:
             break
     assert text.finish_reason is FinishReason.INTERRUPTED
-    whole = b"".join(pair.target_engine.vocab.piece(t) for t in text.tokens).decode()
+    whole = b"".join(pair.vocab.piece(t) for t in text.tokens).decode()
     assert text.text == whole  # also what the loop did not get to see
     assert pair.generate(PROMPTS[1], GREEDY, fixed(n_predict=4)).read()
 
@@ -302,27 +305,26 @@ def test_closing_in_the_middle_ends_the_text(smollm2: tuple[Path, Path]) -> None
     assert 12 <= len(text.tokens) < 60
 
 
-def test_closing_waits_for_another_threads_text(smollm2: tuple[Path, Path]) -> None:
+def test_closing_ends_another_threads_text(smollm2: tuple[Path, Path]) -> None:
+    """The round that the thread is in is finished first: nothing is freed under it."""
     for _ in range(3):
         opened = Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=256)))
-        text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=20))
-        chunks = iter(text)
+        text = opened.generate(PROMPTS[2], GREEDY, fixed(n_predict=200))
         started = threading.Event()
 
-        def read(
-            chunks: Iterator[qdraft.Chunk] = chunks, started: threading.Event = started
-        ) -> None:
-            next(chunks)
-            started.set()
-            for _ in chunks:
-                pass
+        def read(text: Generation = text, started: threading.Event = started) -> None:
+            for _ in text:
+                started.set()
 
         other = threading.Thread(target=read)
         other.start()
         started.wait(timeout=60)
         opened.close()
+        n_tokens = len(text.tokens)
         other.join(timeout=60)
-        assert len(text.tokens) == 20
+        assert not other.is_alive()
+        assert 0 < len(text.tokens) == n_tokens < 200
+        assert text.finish_reason is FinishReason.INTERRUPTED
 
 
 def test_twenty_texts_in_a_row_stay_in_step(self_pair: Pair) -> None:
@@ -354,16 +356,19 @@ class TestSharedKv:
 
     def test_the_copied_cells_are_the_targets_bit_for_bit(self, smollm2: tuple[Path, Path]) -> None:
         with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as opened:
-            text = opened.generate(PROMPTS[0], PLAIN, fixed(n_predict=60, seed=2))
+            session = opened.session()
+            text = session.generate(PROMPTS[0], PLAIN, fixed(n_predict=60, seed=2))
             text.read()
-            courier, draft = opened.courier, opened.draft_engine
-            assert courier is not None
+            sequences = session._sequences
+            assert sequences is not None
+            draft, kv_copy = sequences.draft, sequences.kv_copy
+            assert kv_copy is not None
             assert draft is not None
-            courier.copy(len(text.prompt))  # what earlier copies brought stays
-            assert draft.n_past == opened.target_engine.n_past
+            kv_copy.copy(len(text.prompt))  # what earlier copies brought stays
+            assert draft.n_past == sequences.target.n_past
             in_parts = draft.eval([5], 1)[0].copy()
-            courier.copy(0)
-            assert read_state(draft) == read_state(opened.target_engine)
+            kv_copy.copy(0)
+            assert read_state(draft) == read_state(sequences.target)
             np.testing.assert_array_equal(draft.eval([5], 1)[0], in_parts)
 
     def test_caches_of_other_types_keep_their_own(self, smollm2: tuple[Path, Path]) -> None:
@@ -433,14 +438,17 @@ class TestRepetitions:
         alone: bool,
         repeated: list[int],
     ) -> None:
-        spec = PairSpec.of(source_file, smollm2[1], self.PARAMS, share_kv=share_kv)
-        with Pair(spec) as opened:
-            assert opened.draft_engine is not None
-            n_vocab = opened.target_engine.vocab.n_tokens
+        params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
+        with Pair(PairSpec.of(source_file, smollm2[1], params, share_kv=share_kv)) as opened:
+            plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, n_draft=0))
+            plain.read()
             if alone:
-                model = ModelDrafter(opened.draft_engine, n_vocab, opened.courier)
-                monkeypatch.setattr(opened, "drafter", lambda *_: CascadeAlone(model))
-            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, drafter="hybrid"))
+
+                def drafter(self: Session, params: DecodeParams, n_most: int) -> CascadeAlone:
+                    return CascadeAlone(self.model_drafter())
+
+                monkeypatch.setattr(Session, "drafter", drafter)
+            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, drafter="hybrid"))
             text.read()
             check = text.check()
             assert check.same or check.explained

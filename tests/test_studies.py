@@ -37,7 +37,7 @@ from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
 from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
-from qdraft.testing import FakeSequence, FakeVocab
+from qdraft.testing import FakeVocab
 
 COUNTS = Counts(n_rounds=20, n_drafted=40, n_tested=38, n_accepted=36, n_emitted=56)
 
@@ -260,7 +260,7 @@ class TestInterrupts:
 
     def test_a_bench(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Opened:
-            target_engine = FakeSequence(lambda tokens: [0.0, 1.0], FakeVocab([b"a", b"b"]))
+            vocab = FakeVocab([b"a", b"b"])
             learned = Learned(CostTable(Costs({"model": 0.4}, {2: 1.1}, 0.1)))
 
         def interrupted(*args: object, **kwargs: object) -> Iterator[Sample]:

@@ -32,8 +32,8 @@ class LlamaContext:
     """One context on a model: a cache for the tokens of its sequences, and its threads.
 
     ``n_ctx`` is the number of tokens that all sequences together can hold. ``decode_s`` adds up the
-    seconds spent in llama_decode. ``lines`` is what llama.cpp logged about the model and this
-    context.
+    seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context. ``lines`` is
+    what llama.cpp logged about the model and this context.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class LlamaContext:
         self._make_batch(self.step)
         self._sequences: dict[int, LlamaSequence] = {}
         self.decode_s = 0.0
+        self.copy_s = 0.0
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
         """Return llama_context_params."""

@@ -85,12 +85,12 @@ def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
         kv_copy.copy(0)
         destination.eval([2, 3], 0)  # cells that the next copy must replace
         for start in (2, 4):
-            before = target.decode_s, kv_copy.copy_s
+            before = target.decode_s, draft.copy_s
             # One row, because only a row waits for what a server computes.
             source.eval([start, start + 1], 1)
             kv_copy.copy(start)
             decodes.append(target.decode_s - before[0])
-            copies.append(kv_copy.copy_s - before[1])
+            copies.append(draft.copy_s - before[1])
         if read_state(source) != read_state(destination):
             raise EngineError("cells come back changed")
     return min(copies), min(decodes)
@@ -99,7 +99,7 @@ def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
 class KvCopy:
     """Copies cells from ``source`` to ``destination``, which never reads a prompt.
 
-    ``copy_s`` adds up the seconds that this took.
+    The destination's context adds up the seconds that this takes, in ``copy_s``.
     """
 
     def __init__(self, source: LlamaSequence, destination: LlamaSequence) -> None:
@@ -107,7 +107,6 @@ class KvCopy:
         self._source = source
         self._destination = destination
         self._buffer: Any = (ctypes.c_uint8 * 0)()
-        self.copy_s = 0.0
 
     def copy(self, start: int) -> None:
         """Replace the destination's cells from position ``start`` on by the source's.
@@ -125,7 +124,7 @@ class KvCopy:
                 with suppress(EngineError):
                     destination.truncate(0)
                 raise
-            self.copy_s += time.perf_counter() - started
+            destination.context.copy_s += time.perf_counter() - started
 
     def _copy_cells(self, start: int) -> None:
         if start == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qdraft.decoding.loop import Decoding
@@ -13,44 +13,81 @@ from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, Sa
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import Summary, summarize
-from qdraft.errors import QDraftError
+from qdraft.errors import ContextError, QDraftError, UsageError
+from qdraft.llama.spec import Both
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check, check
 from qdraft.session.text import TextReader
 
 if TYPE_CHECKING:
-    from qdraft.session.pair import Pair
+    from qdraft.session.session import Session
 
 
 class Generation:
-    """One text: iterate once for its chunks; ``text``, ``tokens`` and ``rounds`` grow with it."""
+    """One text: iterate once for its chunks, or call ``step`` for those of the next round.
+
+    ``text``, ``tokens`` and ``rounds`` grow with it. The pair's lock is held during a step only, so
+    several texts of a pair can be in the making, each on its own sequences.
+    """
 
     def __init__(
-        self, pair: Pair, prompt: Sequence[int], sampling: SamplingParams, params: DecodeParams
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        params: DecodeParams,
     ) -> None:
-        self._pair = pair
+        self.session = session
+        self._pair = session.pair
         self._params = params
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
-        self._sampler = Sampler(sampling, pair.target_engine.vocab.n_tokens)
-        self._chunks = self._run()
+        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens)
+        self._reader = TextReader(self._pair.vocab, params.stop)
+        self._decoding: Decoding | None = None
+        self._started_at: float | None = None
         self._ttft_s: float | None = None
+        self._ended = False
         self._failed = False
         self.prompt = tuple(prompt)
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
+        # How many tokens of the prompt were in the caches already, once the text has begun.
+        self.n_reused: Both[int] = Both(0)
         self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks; leaving the loop early ends the text, which is then INTERRUPTED."""
         try:
-            yield from self._chunks
+            while chunks := self.step():
+                yield from chunks
         finally:
             self.close()
 
+    def step(self) -> list[Chunk]:
+        """Make one round and return its chunks; none if the text has ended.
+
+        Raises ContextError if the prompt leaves no room, EngineError if the pair is closed or has
+        no sequence left, and what decoding raises. The text has then ended.
+        """
+        with self._pair.lock:
+            if self._ended:
+                return []
+            try:
+                decoding = self._decoding or self._start()
+                if decoding.finish_reason is not None:  # no token is asked for
+                    self._end()
+                    return []
+                return self._take(decoding.step())
+            except BaseException as error:
+                self._failed = isinstance(error, QDraftError)
+                self._end(intact=isinstance(error, (ContextError, UsageError)))
+                raise
+
     def close(self) -> None:
-        """End the text here, so that the pair is free for the next one."""
-        self._chunks.close()
+        """End the text here and give its cells back; harmless when repeated."""
+        with self._pair.lock:
+            self._end()
 
     def read(self) -> str:
         """Generate to the end and return the whole text."""
@@ -65,7 +102,7 @@ class Generation:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the text ended; INTERRUPTED until it has, ERROR where an error ended it."""
+        """Why the text ended; INTERRUPTED until it has, ERROR if an error ended it."""
         if self._params.n_predict == 0:
             return FinishReason.LENGTH
         last = self.rounds[-1].finish_reason if self.rounds else None
@@ -75,66 +112,77 @@ class Generation:
     def summary(self) -> Summary:
         """The figures so far."""
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
-        drafts = self._params.drafter == "ngram" or self._pair.draft_engine is not None
+        drafts = self._params.drafter == "ngram" or self._pair.draft is not None
         costs = self._pair.learned.costs if auto and drafts else None
         source = "ngram" if self._params.drafter == "ngram" else "model"
         return summarize(self.rounds, self._ttft_s, costs, source)
 
     def check(self) -> Check:
-        """Compare with the target alone; see ``qdraft.Check``."""
-        with self._pair.exclusive():
-            return check(self._pair.target_engine, self.prompt, self.rounds, self._sampler)
+        """Compare with the target alone, on a sequence of its own; see ``qdraft.Check``."""
+        with self._pair.sequences() as sequences:
+            return check(sequences.target, self.prompt, self.rounds, self._sampler)
+
+    def _start(self) -> Decoding:
+        """Take the session's sequences and begin the text."""
+        self._started_at = time.perf_counter()
+        n_most = self._n_most()
+        sequences = self.session.start(self)
+        if n_most:
+            self._pair.learned.start_text()
+        self._decoding = Decoding(
+            sequences.target,
+            self.session.drafter(self._params, n_most),
+            self.prompt,
+            self._sampler,
+            schedule_for(self._params, n_most, self._pair.learned),
+            self._rng,
+            time.perf_counter,
+            self._reader,
+            self._params.n_predict,
+            self._params.verification,
+        )
+        n_of_draft = sequences.draft.n_past if sequences.draft else None
+        self.n_reused = Both(sequences.target.n_past, n_of_draft)
+        return self._decoding
 
     def _n_most(self) -> int:
-        """The longest draft of this text; probes for ``exact`` when nothing is kept of that."""
+        """The longest draft of this text; ``exact`` asks for a probe if no result is stored."""
         wanted = self._params.most_drafted
-        nothing = self._params.drafter == "model" and self._pair.draft_engine is None
-        if nothing or not (self._params.exact and wanted):
-            return 0 if nothing else wanted
+        if self._params.drafter == "model" and self._pair.draft is None:
+            return 0
+        if not (self._params.exact and wanted):
+            return wanted
         self.bit_identity = self._pair.bit_identity(max(8, wanted))
         return min(wanted, self.bit_identity.n_draft)
 
-    def _run(self) -> Generator[Chunk]:
-        pair, params = self._pair, self._params
-        reader = TextReader(pair.target_engine.vocab, params.stop)
-        started = time.perf_counter()
-        with pair.exclusive():
-            pair.running = self
-            try:
-                n_most = self._n_most()
-                if n_most:
-                    pair.learned.start_text()
-                for engine in (pair.target_engine, pair.draft_engine):
-                    if engine:
-                        engine.truncate(0)  # this text starts from empty caches
-                for round in Decoding(
-                    pair.target_engine,
-                    pair.drafter(params, n_most),
-                    self.prompt,
-                    self._sampler,
-                    schedule_for(params, n_most, pair.learned),
-                    self._rng,
-                    time.perf_counter,
-                    reader,
-                    params.n_predict,
-                    params.verification,
-                ):
-                    self.rounds.append(round)
-                    if round.index:
-                        pair.watch(round)
-                    self.text += "".join(reader.pieces)  # all of the round, however it is read
-                    if self._ttft_s is None:
-                        self._ttft_s = time.perf_counter() - started
-                    for place, text in enumerate(reader.pieces):
-                        token, origin = round.tokens[place], round.origin_of(place)
-                        yield Chunk(text, token, origin, round.index)
-                pair.keep_costs()
-            except QDraftError:
-                self._failed = True
-                raise
-            finally:
-                pair.running = None
-                held = reader.flush()
-                self.text += held
-            if held:
-                yield Chunk(held, None, None, self.rounds[-1].index)
+    def _take(self, round: Round) -> list[Chunk]:
+        """The chunks of a round, whose text is added as a whole, however it is read."""
+        self.rounds.append(round)
+        if round.index:
+            self._pair.observe(round)
+        pieces = self._reader.pieces
+        chunks = [
+            Chunk(piece, token, round.origin_of(place), round.index)
+            for place, (token, piece) in enumerate(zip(round.tokens, pieces, strict=True))
+        ]
+        self.text += "".join(pieces)
+        if self._ttft_s is None and self._started_at is not None:
+            self._ttft_s = time.perf_counter() - self._started_at
+        if round.finish_reason is not None:
+            self._pair.save_costs()
+            if held := self._end():
+                chunks.append(Chunk(held, None, None, round.index))
+        return chunks
+
+    def _end(self, *, intact: bool = True) -> str:
+        """End the text and return what was held back of it; the caller holds the pair's lock.
+
+        ``intact`` False says that the caches may not hold what they should.
+        """
+        if self._ended:
+            return ""
+        self._ended = True
+        self.session.end(self, intact=intact)
+        held = self._reader.flush()
+        self.text += held
+        return held

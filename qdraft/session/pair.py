@@ -1,39 +1,33 @@
-"""A pair, opened: target and draft loaded, ready to generate. The Python API."""
+"""A pair, loaded: target and draft, their contexts, and what they share. The Python API."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from qdraft.decoding.drafters.cascade import CascadeDrafter
-from qdraft.decoding.drafters.hybrid import HybridDrafter
-from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.drafters.ngram import NgramDrafter
-from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
-from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.gguf.facts import require_model
+from qdraft.errors import EngineError, PairError
+from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import not_as_asked
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.sequence import LlamaSequence
-from qdraft.llama.spec import Both, PairSpec
+from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
-from qdraft.session import store as machine
 from qdraft.session.bit_identity import BitIdentity
-from qdraft.session.contention import Contention
 from qdraft.session.generation import Generation
-from qdraft.session.text import encode_prompt
+from qdraft.session.learned import Learning
+from qdraft.session.session import Session
+from qdraft.session.store import file_facts, find_bit_identity
 
 log = logging.getLogger(__name__)
 
@@ -58,149 +52,134 @@ class Sequences:
     draft: LlamaSequence | None
     kv_copy: KvCopy | None
 
+    @property
+    def copy(self) -> Callable[[int], None] | None:
+        """The copy of the target's cells from a place on; None if the draft has its own cells."""
+        return self.kv_copy.copy if self.kv_copy else None
+
+    def close(self) -> None:
+        """Give the cells back; harmless when repeated."""
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
 
 class Pair:
-    """A target and its draft (or none). Use as a context manager, or call ``close``.
+    """A target and its draft, if there is one. Use as a context manager, or call ``close``.
 
-    One text at a time: a second request waits for the first.
+    Several texts can be in the making, in one thread or in several: each has its own sequences, and
+    the steps of all of them take turns.
     """
 
     def __init__(self, spec: PairSpec, progress: Progress = no_progress) -> None:
         """Load what ``spec`` describes, as it says, and check that the vocabularies are the same.
 
         Connects to no server and plans nothing: see ``open_spec``. ``kv`` says whether the draft
-        got the target's KV cells. Raises ModelFileError, PairError, UsageError or EngineError, and
+        gets the target's KV cells. Raises ModelFileError, PairError, UsageError or EngineError, and
         frees what it has loaded by then.
         """
-        share_kv, template = spec.share_kv, spec.template
-        target, params = spec.models.target.path, spec.models.target.params
-        draft = spec.models.draft.path if spec.models.draft else None
-        draft_params = spec.models.draft.params if spec.models.draft else params
-        about = require_model(target)
-        about_draft = require_model(draft) if draft else None
-        target, draft = about.path, about_draft.path if about_draft else None
-        self._lock = threading.Lock()
-        self._user: int | None = None
-        self.running: Generation | None = None  # the text in the making
-        self._models: list[LlamaModel] = []
-        self._contexts: list[LlamaContext] = []
+        self.lock = threading.RLock()
+        self._sessions: set[Session] = set()  # those that hold sequences
+        self._resources = ExitStack()
+        self._closed = False
+        facts = spec.models.map(lambda model: require_model(model.path))
+        self.spec = replace(spec, models=_at_paths(spec.models, facts))
+        self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
         try:
-            target_context = self._open(target, params, progress)
-            if template is not None:
-                target_context.vocab.use_template(template)
-            draft_context = self._open(draft, draft_params, progress) if draft else None
-            self.contexts = Both(target_context, draft_context)
-            flash_attn = "off" not in (params.flash_attn, draft_params.flash_attn)
-            self.kv = couple(target_context, draft_context, share_kv, flash_attn=flash_attn)
-            self.target_engine = target_context.sequence()
-            self.draft_engine = draft_context.sequence() if draft_context else None
-            self.courier = self._kv_copy(self.target_engine, self.draft_engine)
-            self._target_facts = machine.file_facts(target, params)
-            facts = [machine.file_facts(draft, draft_params)] if draft else []
-            self._costs_path: Path | None = machine.store_path(
-                "costs", self._target_facts, *facts, str(self.kv.shared)
+            self.contexts = self._load(progress)
+            self.kv = couple(
+                self.contexts.target,
+                self.contexts.draft,
+                self.spec.share_kv,
+                flash_attn=all(model.params.flash_attn != "off" for model in self.spec.models),
             )
-            self.placed = [context.placed for context in self.contexts]  # the target first
-            over_a_link = bool(self.placed[0].remote)
-            self.learned = Learned(machine.load_costs(self._costs_path, over_a_link=over_a_link))
-            # Threads matter where the CPU computes, and a link has delays of its own.
-            on_cpu = self.placed[0].n_offloaded < len(self.placed[0].layers)
-            watched = on_cpu and not over_a_link
-            self._contention = Contention(self.learned.costs.target_s) if watched else None
+            self.placed = self.contexts.map(lambda context: context.placed)
+            self._learning = Learning(self.spec, self.placed, shared_kv=self.kv.shared)
         except BaseException:
             self.close()
             raise
-        if about_draft and about.n_experts:
+        self._warn(facts.target)
+
+    def _load(self, progress: Progress) -> Both[LlamaContext]:
+        """Load the weights and make the contexts."""
+        models = self.spec.models
+        weights = self._load_weights(models.target, progress, is_target=True)
+        target = self._make_context(weights, models.target)
+        if self.spec.template is not None:
+            weights.vocab.use_template(self.spec.template)
+        if models.draft is None:
+            return Both(target)
+        draft_weights = weights
+        if not _is_same(models.target, models.draft):
+            draft_weights = self._load_weights(models.draft, progress, is_target=False)
+        for model in (weights, draft_weights):
+            _require_rollback(model)
+        if draft_weights is not weights:
+            require_same_vocab(weights.vocab, draft_weights.vocab)
+        return Both(target, self._make_context(draft_weights, models.draft))
+
+    def _load_weights(self, spec: ModelSpec, progress: Progress, *, is_target: bool) -> LlamaModel:
+        # The target's rows are bit-identical at small widths if its weights are not repacked. The
+        # draft, which is never trusted, takes the speed.
+        wanted = spec.params.extra_buffers
+        repack = (not is_target if wanted is None else wanted) and extra_buffers_are_safe()
+
+        model = LlamaModel(spec.path, spec.params, extra_buffers=repack, progress=progress)
+        self._resources.callback(model.close)
+        return model
+
+    def _make_context(self, model: LlamaModel, spec: ModelSpec) -> LlamaContext:
+        if (spec.params.n_ctx or 0) > model.n_ctx_train:
+            log.warning(
+                "%s was trained on %d tokens, but the context has %d",
+                spec.path.name,
+                model.n_ctx_train,
+                spec.params.n_ctx,
+            )
+        context = LlamaContext(model, spec.params)
+        self._resources.callback(context.close)
+        return context
+
+    def _warn(self, target: Facts) -> None:
+        """Warn of experts, which make drafting gain less, and of layers on the wrong device."""
+        if self.draft and target.n_experts:
             log.warning(
                 "%s is a mixture of experts (%s of %d a token): a verify batch reads the experts "
                 "of all its rows, so drafting gains less than on a dense model",
-                target.name, about.n_experts_used, about.n_experts,
-            )  # fmt: skip
-        self.target = ModelInfo(target, about.n_bytes, about.file_type)
-        self.draft = (
-            ModelInfo(about_draft.path, about_draft.n_bytes, about_draft.file_type)
-            if about_draft
-            else None
-        )
-        for placed, asked, path in zip(
-            self.placed, (params, draft_params), (target, draft), strict=False
-        ):
-            for surprise in not_as_asked(placed, asked):
-                log.warning("%s: %s", path.name if path else "", surprise)
-
-    def _open(self, path: Path, params: EngineParams, progress: Progress) -> LlamaContext:
-        """Load a file, or share its weights if it is open, and make a context."""
-        is_target = not self._models
-        model = next(
-            (m for m in self._models if m.path.samefile(path) and m.params.same_place(params)), None
-        )
-        if model is None:
-            # The target's rows are bit-identical at small widths without the extra buffers;
-            # the draft, which is never trusted, takes the speed.
-            wanted = params.extra_buffers if params.extra_buffers is not None else not is_target
-            model = LlamaModel(
-                path,
-                params,
-                extra_buffers=wanted and extra_buffers_are_safe(),
-                progress=progress,
+                target.path.name,
+                target.n_experts_used,
+                target.n_experts,
             )
-            self._models.append(model)
-        if not is_target:
-            self._require_pair(self._models[0], model)
-        if (params.n_ctx or 0) > model.n_ctx_train:
-            log.warning(
-                "%s was trained on %d tokens, not %d", path.name, model.n_ctx_train, params.n_ctx
-            )
-        context = LlamaContext(model, params)
-        self._contexts.append(context)
-        return context
+        for placed, model in zip(self.placed, self.spec.models, strict=True):
+            for surprise in not_as_asked(placed, model.params):
+                log.warning("%s: %s", model.path.name, surprise)
 
-    def _kv_copy(self, target: LlamaSequence, draft: LlamaSequence | None) -> KvCopy | None:
-        """The copy from one sequence to the other; None if the draft has its own cells."""
-        return KvCopy(target, draft) if draft and self.kv.shared else None
+    @property
+    def target(self) -> ModelInfo:
+        return self.models.target
 
-    def keep_costs(self) -> None:
-        """Keep what the rounds so far have shown of the costs, for the next run."""
-        if self._costs_path:
-            machine.save_costs(self._costs_path, self.learned.costs)
+    @property
+    def draft(self) -> ModelInfo | None:
+        return self.models.draft
 
-    def watch(self, round: Round) -> None:
-        """Halve the threads where others want the processor too: see ``session.contention``."""
-        if self._contention is None or not self._contention.add(round):
-            return
-        n = max(context.n_threads for context in self.contexts)
-        told = f"decoding takes {self._contention.times_slower:.0f} times as long as it did"
-        if n == 1:
-            log.warning("%s: something else is using this machine", told)
-            self._contention = None
-            return
-        log.warning("%s: others use the processor, threads from now on: %d", told, n // 2)
-        for context in self.contexts:
-            context.use_threads(max(1, context.n_threads // 2))
-        self._contention = Contention()
-        self._costs_path = None  # costs of so many threads are not those to keep
+    @property
+    def vocab(self) -> LlamaVocab:
+        """The target's vocabulary."""
+        return self.contexts.target.vocab
 
-    def bit_identity(self, n_most: int) -> BitIdentity:
-        """How long drafts may be, up to ``n_most``, for bit-identical verify rows.
+    @property
+    def learned(self) -> Learned:
+        """What the drafting policy has learned of this pair; it goes on from text to text."""
+        return self._learning.learned
 
-        Probed once for the target as it is loaded and kept from run to run.
-        """
-        return machine.find_bit_identity(self.target_engine, self._target_facts, n_most)
+    @learned.setter
+    def learned(self, learned: Learned) -> None:
+        self._learning.learned = learned
 
-    @staticmethod
-    def _require_pair(target: LlamaModel, draft: LlamaModel) -> None:
-        for model in (target, draft):
-            Pair._require_rollback(model)
-        if target is not draft:
-            require_same_vocab(target.vocab, draft.vocab)
-
-    @staticmethod
-    def _require_rollback(model: LlamaModel) -> None:
-        if not model.can_roll_back:
-            raise PairError(
-                f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
-                hint="run it without a draft (--no-draft)",
-            )
+    @property
+    def can_draft(self) -> bool:
+        """False for a recurrent or hybrid target, which cannot take tokens back."""
+        return self.contexts.target.model.can_roll_back
 
     def generate(
         self,
@@ -213,82 +192,92 @@ class Pair:
     ) -> Generation:
         """Start a text after ``prompt``; iterate the result for its chunks.
 
-        The prompt goes through the model's chat template, with ``system`` in front,
-        unless the model has none or ``raw`` is set. Raises UsageError for an empty prompt.
+        The prompt goes through the model's chat template, with ``system`` before it, unless the
+        model has none or ``raw`` is set. The text gives its cells back when it ends; a ``session``
+        keeps them for the next text. Raises UsageError for an empty prompt.
         """
-        tokens = encode_prompt(self.target_engine.vocab, prompt, system=system, raw=raw)
-        return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
+        session = Session(self, keep=False)
+        return session.generate(prompt, sampling, decode, system=system, raw=raw)
 
-    @property
-    def vocab(self) -> LlamaVocab:
-        """The target's vocabulary."""
-        return self.target_engine.vocab
+    def session(self) -> Session:
+        """Open a session, whose texts reuse the tokens that they have in common."""
+        return Session(self)
 
     @contextmanager
     def sequences(self) -> Iterator[Sequences]:
-        """Sequences of their own for a study or a check, which are empty and closed at the end."""
-        for own in Both(self.target_engine, self.draft_engine):
-            own.truncate(0)  # so that the study has the whole context
-        with ExitStack() as stack:
-            target = stack.enter_context(closing(self.contexts.target.sequence()))
-            draft = None
-            if self.contexts.draft:
-                draft = stack.enter_context(closing(self.contexts.draft.sequence()))
-            yield Sequences(target, draft, self._kv_copy(target, draft))
+        """Open empty sequences for a study or a check; they are closed at the end.
 
-    @property
-    def can_draft(self) -> bool:
-        """False for a recurrent or hybrid target, which cannot take tokens back."""
-        return self._models[0].can_roll_back
+        Other threads wait meanwhile. Raises EngineError if the pair is closed or a context has no
+        sequence left.
+        """
+        with self.lock:
+            opened = self.open_sequences()
+            try:
+                yield opened
+            finally:
+                opened.close()
 
-    def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
-        """The drafter for one request, of which drafts of up to ``n_most`` tokens are wanted."""
-        if n_most == 0:
-            return NoDrafter()
-        if params.drafter == "ngram":
-            self._require_rollback(self._models[0])
-            return NgramDrafter()
-        if self.draft_engine is None:
-            if params.drafter == "hybrid":
-                raise UsageError("the hybrid drafter needs a draft model beside the target")
-            return NoDrafter()
-        model = ModelDrafter(self.draft_engine, self.target_engine.vocab.n_tokens, self.courier)
-        if params.drafter == "model":
-            return model
-        ngram = NgramDrafter()
-        return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+    def open_sequences(self) -> Sequences:
+        """A sequence in each context, and the KV copy; the caller holds the lock and closes them.
+
+        Raises EngineError if the pair is closed or a context has no sequence left.
+        """
+        if self._closed:
+            raise EngineError("the pair is closed")
+        target = self.contexts.target.sequence()
+        if self.contexts.draft is None:
+            return Sequences(target, None, None)
+        try:
+            draft = self.contexts.draft.sequence()
+        except BaseException:
+            target.close()
+            raise
+        return Sequences(target, draft, KvCopy(target, draft) if self.kv.shared else None)
+
+    def register(self, session: Session) -> None:
+        """Take note of a session that holds sequences, to close it with the pair."""
+        self._sessions.add(session)
+
+    def forget(self, session: Session) -> None:
+        """Take note that a session holds no sequences any more."""
+        self._sessions.discard(session)
+
+    def observe(self, round: Round) -> None:
+        """Use fewer threads if the rounds show that other programs want the CPU."""
+        self._learning.watch(round, self.contexts)
+
+    def save_costs(self) -> None:
+        """Store the costs that the rounds have shown, for later runs."""
+        self._learning.save()
+
+    def bit_identity(self, n_most: int) -> BitIdentity:
+        """The longest draft, up to ``n_most`` tokens, whose verify rows are bit-identical.
+
+        Probed once for the target as it is loaded, and stored for later runs.
+        """
+        target = self.spec.models.target
+        with self.sequences() as sequences:
+            return find_bit_identity(
+                sequences.target,
+                file_facts(target.path, target.params),
+                n_most,
+                n_ctx=self.contexts.target.n_ctx,
+            )
+
+    def require_rollback(self) -> None:
+        """Raise PairError if the target cannot take tokens back, as every draft asks of it."""
+        _require_rollback(self.contexts.target.model)
 
     def close(self) -> None:
-        """Free contexts and models, after the text that another thread is making.
+        """End the texts in the making and free contexts and weights; harmless when repeated.
 
-        Harmless when repeated. In the thread that makes a text, ends that text.
+        A step that another thread is in is finished first.
         """
-        if self._user == threading.get_ident() and self.running:
-            self.running.close()
-        with self._lock:
-            for context in self._contexts:
-                context.close()
-            for model in self._models:
-                model.close()
-            self._contexts.clear()
-            self._models.clear()
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """One text or check at a time; another thread waits, the same thread is told."""
-        if self._user == threading.get_ident():
-            raise EngineError(
-                "this pair is in the middle of a text",
-                hint="read that text to its end, or close it, before the next one",
-            )
-        with self._lock:
-            if not self._contexts:
-                raise EngineError("the pair is closed")
-            self._user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._user = None
+        with self.lock:
+            for session in list(self._sessions):
+                session.close()
+            self._closed = True
+            self._resources.close()
 
     def __enter__(self) -> Pair:
         return self
@@ -300,3 +289,24 @@ class Pair:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
+    """The models at the paths of their first parts."""
+    draft = None
+    if models.draft and facts.draft:
+        draft = replace(models.draft, path=facts.draft.path)
+    return Both(replace(models.target, path=facts.target.path), draft)
+
+
+def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:
+    """Is the draft the same file as the target, at the same place, so that weights are shared?"""
+    return draft.path.samefile(target.path) and target.params.same_place(draft.params)
+
+
+def _require_rollback(model: LlamaModel) -> None:
+    if not model.can_roll_back:
+        raise PairError(
+            f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
+            hint="run it without a draft (--no-draft)",
+        )

@@ -82,15 +82,20 @@ def save_costs(path: Path, costs: CostTable) -> None:
         _save(path, {"target_s": known.target_s, "c": known.c, "v": known.v})
 
 
-def find_bit_identity(target: TokenSequence, facts: str, n_most: int) -> BitIdentity:
-    """The stored result of ``probe_bit_identity`` under ``facts``, or that of a probe now."""
-    path = bit_identity_path(facts, n_most, target.n_ctx)
+def find_bit_identity(target: TokenSequence, facts: str, n_most: int, *, n_ctx: int) -> BitIdentity:
+    """The stored result of ``probe_bit_identity`` under ``facts``, or that of a probe now.
+
+    A probe is stored if ``target`` has all ``n_ctx`` tokens of the context to itself.
+    """
+    path = bit_identity_path(facts, n_most, n_ctx)
     stored = load_bit_identity(path)
     if stored is not None:
         return stored
     log.info("trying which batches are bit-identical to one-token decoding (once)")
+    has_all = target.n_ctx == n_ctx
     probed = probe_bit_identity(target, n_most)
-    save_bit_identity(path, probed)
+    if has_all:
+        save_bit_identity(path, probed)
     return probed
 
 

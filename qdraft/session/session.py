@@ -1,0 +1,149 @@
+"""A session: texts one after another that reuse what their caches have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from qdraft.decoding.drafters.cascade import CascadeDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
+from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.errors import EngineError, UsageError
+from qdraft.session.generation import Generation
+from qdraft.session.text import encode_prompt
+
+if TYPE_CHECKING:
+    from qdraft.session.pair import Pair, Sequences
+
+
+class Session:
+    """Texts of one pair, one after another, as in a chat. Use as a context manager, or ``close``.
+
+    A session keeps its sequences from text to text: of a new prompt, target and draft read only
+    the tokens after the longest prefix that their caches hold already. ``Pair.session`` opens one.
+    """
+
+    def __init__(self, pair: Pair, *, keep: bool = True) -> None:
+        """``keep`` False gives the cells back whenever a text ends."""
+        self._pair = pair
+        self._keep = keep
+        self._sequences: Sequences | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._model: ModelDrafter | None = None  # one for all kinds: it knows its cells
+        self._running: Generation | None = None
+
+    @property
+    def pair(self) -> Pair:
+        return self._pair
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        decode: DecodeParams | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """Start a text after ``prompt``, which is text or token ids; see ``Pair.generate``.
+
+        The text before must have ended. Token ids are taken as they are, without chat template.
+        """
+        if isinstance(prompt, str):
+            tokens = encode_prompt(self._pair.vocab, prompt, system=system, raw=raw)
+        else:
+            tokens = list(prompt)
+        if not tokens:
+            raise UsageError("the prompt has no tokens")
+        return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
+
+    def start(self, text: Generation) -> Sequences:
+        """The sequences for a text that begins; the caller holds the pair's lock.
+
+        Raises EngineError if another text of this session has not ended, or if the contexts have
+        no sequence left.
+        """
+        if self._running is not None:
+            raise EngineError(
+                "this session is in the middle of a text",
+                hint="read that text to its end or close it, or open another session",
+            )
+        if self._sequences is None:
+            self._sequences = self._pair.open_sequences()
+            self._pair.register(self)
+        self._running = text
+        return self._sequences
+
+    def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
+        """The drafter for a text whose drafts have up to ``n_most`` tokens."""
+        kind = params.drafter if n_most else "none"
+        if kind not in self._drafters:
+            self._drafters[kind] = self._make_drafter(kind)
+        return self._drafters[kind]
+
+    def _make_drafter(self, kind: str) -> Drafter:
+        assert self._sequences
+        if kind == "none":
+            return NoDrafter()
+        if kind == "ngram":
+            self._pair.require_rollback()
+            return NgramDrafter()
+        if self._sequences.draft is None:
+            if kind == "hybrid":
+                raise UsageError("the hybrid drafter needs a draft model beside the target")
+            return NoDrafter()
+        model = self.model_drafter()
+        if kind == "model":
+            return model
+        ngram = NgramDrafter()
+        return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+
+    def model_drafter(self) -> ModelDrafter:
+        """The one drafter with the draft model, which knows the cells of its sequence."""
+        assert self._sequences
+        assert self._sequences.draft
+        if self._model is None:
+            draft, kv_copy = self._sequences.draft, self._sequences.kv_copy
+            self._model = ModelDrafter(draft, self._pair.vocab.n_tokens, kv_copy)
+        return self._model
+
+    def end(self, text: Generation, *, intact: bool) -> None:
+        """Take note that a text has ended; the caller holds the pair's lock.
+
+        Caches that are not ``intact`` are given back, as they always are without ``keep``.
+        """
+        if self._running is text:
+            self._running = None
+            if not (intact and self._keep):
+                self._drop()
+
+    def _drop(self) -> None:
+        """Give the sequences and their cells back."""
+        sequences, self._sequences = self._sequences, None
+        self._drafters.clear()
+        self._model = None
+        self._pair.forget(self)
+        if sequences is not None:
+            sequences.close()
+
+    def close(self) -> None:
+        """End the text in the making and give the cells back; harmless when repeated."""
+        with self._pair.lock:
+            if self._running is not None:
+                self._running.close()
+            self._drop()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,245 @@
+"""Sessions and texts that take turns: what they reuse, and that each is what it is alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+
+from qdraft import DecodeParams, EngineParams, FinishReason, Pair, PairSpec, SamplingParams
+from qdraft.errors import ContextError, EngineError, UsageError
+from qdraft.session.generation import Generation
+
+GREEDY = SamplingParams(temperature=0, logit_bias={1: -np.inf})
+PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias={1: -np.inf})
+PARAMS = EngineParams(n_ctx=512, n_threads=1)
+
+
+def fixed(n_predict: int = 12, n_draft: int = 4, seed: int = 1) -> DecodeParams:
+    return DecodeParams(n_predict=n_predict, draft_policy="fixed", n_draft=n_draft, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small model, and another of the same shape that is nearly always wrong about it."""
+    folder = tmp_path_factory.mktemp("session")
+    return tiny.windowed(folder / "target.gguf"), tiny.windowed(folder / "other.gguf", seed=2)
+
+
+@pytest.fixture(params=["on", "off"])
+def pair(request: pytest.FixtureRequest, files: tuple[Path, Path]) -> Iterator[Pair]:
+    with Pair(PairSpec.of(*files, PARAMS, share_kv=request.param)) as opened:
+        yield opened
+
+
+def user(turn: int, n: int = 5) -> list[int]:
+    """The tokens that a user adds in a turn."""
+    return [2 + (7 * turn + 3 * i) % 26 for i in range(n)]
+
+
+class CountedTokens:
+    """Counts the tokens that a pair's contexts decode."""
+
+    def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n = [0 for _ in pair.contexts]
+        for i, context in enumerate(pair.contexts):
+            monkeypatch.setattr(context, "decode", self._counting(i, context.decode))
+
+    def _counting(self, i: int, decode: object) -> object:
+        def counting(id: int, start: int, tokens: Sequence[int], logits: int) -> None:
+            self.n[i] += len(tokens)
+            decode(id, start, tokens, logits)  # type: ignore[operator]
+
+        return counting
+
+    def take(self) -> list[int]:
+        taken, self.n = self.n, [0 for _ in self.n]
+        return taken
+
+
+class TestSession:
+    @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "temperature 1"])
+    def test_a_turn_reads_only_what_is_new_and_writes_what_a_fresh_pair_does(
+        self,
+        pair: Pair,
+        files: tuple[Path, Path],
+        sampling: SamplingParams,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        counted = CountedTokens(pair, monkeypatch)
+        tokens: list[int] = [0]
+        with pair.session() as session:
+            for turn in range(6):
+                n_before = len(tokens)
+                tokens += user(turn)
+                text = session.generate(tokens, sampling, fixed(seed=turn))
+                text.read()
+                by_target, by_draft = counted.take()
+                # The last token of the text before was never decoded: it had no successor yet.
+                n_known = n_before - 1 if turn else 0
+                assert text.n_reused.target == n_known
+                assert text.rounds[0].n_prompt == len(tokens) - n_known
+                n_rows = sum(round.n_draft + 1 for round in text.rounds[1:])
+                assert by_target == len(tokens) - n_known + n_rows
+                n_drafted = sum(round.draft.n_rows for round in text.rounds)
+                n_read = 0 if pair.kv.shared else len(tokens) - n_known
+                # Without shared cells the draft also reads what it did not draft itself.
+                n_own = 0 if pair.kv.shared else 2 * len(text.rounds)
+                assert by_draft <= n_read + n_drafted + n_own
+                with Pair(pair.spec) as fresh:
+                    again = fresh.session().generate(tokens, sampling, fixed(seed=turn))
+                    again.read()
+                assert again.n_reused.target == 0
+                assert text.tokens == again.tokens
+                tokens += text.tokens
+
+    def test_another_text_keeps_only_the_common_prefix(self, pair: Pair) -> None:
+        with pair.session() as session:
+            first = session.generate([0, *user(1, 20)], GREEDY, fixed())
+            first.read()
+            prompt = [0, *user(1, 9), *user(2, 9)]
+            second = session.generate(prompt, GREEDY, fixed())
+            second.read()
+            assert second.n_reused.target == 10
+            assert second.n_reused.draft in range(11)
+            fresh = pair.session().generate(prompt, GREEDY, fixed())
+            fresh.read()
+            assert second.tokens == fresh.tokens
+
+    def test_a_file_with_itself_stays_in_step_for_twenty_turns(
+        self, files: tuple[Path, Path]
+    ) -> None:
+        for share_kv in ("on", "off"):
+            spec = PairSpec.of(files[0], files[0], PARAMS, share_kv=share_kv)
+            with Pair(spec) as same, same.session() as session:
+                tokens: list[int] = [0]
+                accepted, tested = 0, 0
+                for turn in range(20):
+                    tokens += user(turn, 4)
+                    text = session.generate(tokens, PLAIN, fixed(16, seed=turn))
+                    text.read()
+                    tokens += text.tokens
+                    accepted += text.summary.n_accepted
+                    tested += text.summary.n_tested
+                    assert accepted > 0.97 * tested, (share_kv, turn)
+                assert tested >= 200
+
+    def test_a_session_makes_one_text_at_a_time(self, pair: Pair) -> None:
+        with pair.session() as session:
+            first = session.generate(user(1), GREEDY, fixed())
+            first.step()
+            with pytest.raises(EngineError, match="in the middle of a text"):
+                session.generate(user(2), GREEDY, fixed()).read()
+            rest = first.read()
+            assert rest
+            assert session.generate(user(2), GREEDY, fixed()).read()
+
+    def test_a_prompt_needs_tokens(self, pair: Pair) -> None:
+        with pair.session() as session, pytest.raises(UsageError, match="the prompt has no tokens"):
+            session.generate([])
+
+    def test_a_text_that_does_not_fit_leaves_the_session_as_it_is(self, pair: Pair) -> None:
+        with pair.session() as session:
+            first = session.generate(user(1, 20), GREEDY, fixed())
+            first.read()
+            with pytest.raises(ContextError, match="the prompt has 600 tokens"):
+                session.generate([2] * 600, GREEDY, fixed()).read()
+            again = session.generate([*user(1, 20), *first.tokens], GREEDY, fixed())
+            again.read()
+            assert again.n_reused.target == 20 + len(first.tokens) - 1
+
+
+class TestTakingTurns:
+    def alone(self, pair: Pair, seeds: Sequence[int]) -> list[list[int]]:
+        texts = [pair.session().generate(user(s, 30), PLAIN, fixed(40, seed=s)) for s in seeds]
+        for text in texts:
+            text.read()
+            text.session.close()
+        return [text.tokens for text in texts]
+
+    def test_in_one_thread_each_text_is_what_it_is_alone(self, pair: Pair) -> None:
+        seeds = (1, 2, 3)
+        alone = self.alone(pair, seeds)
+        texts = [pair.session().generate(user(s, 30), PLAIN, fixed(40, seed=s)) for s in seeds]
+        waiting: list[Generation] = list(texts)
+        while waiting:
+            waiting = [text for text in waiting if text.step()]
+        assert [text.tokens for text in texts] == alone
+        assert {text.finish_reason for text in texts} == {FinishReason.LENGTH}
+
+    def test_in_two_threads_each_text_is_what_it_is_alone(self, pair: Pair) -> None:
+        seeds = (1, 2)
+        alone = self.alone(pair, seeds)
+        texts = [pair.session().generate(user(s, 30), PLAIN, fixed(40, seed=s)) for s in seeds]
+        threads = [threading.Thread(target=text.read) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert [text.tokens for text in texts] == alone
+
+    def test_a_text_that_is_closed_gives_its_cells_back_at_once(self, pair: Pair) -> None:
+        long = pair.session().generate(user(1, 400), GREEDY, fixed(60))
+        long.step()
+        with pytest.raises(ContextError, match="the prompt has 300 tokens, but the context holds"):
+            pair.session().generate(user(2, 300), GREEDY, fixed()).read()
+        long.session.close()
+        assert long.finish_reason is FinishReason.INTERRUPTED
+        assert long.step() == []
+        assert pair.session().generate(user(2, 300), GREEDY, fixed()).read()
+
+    def test_too_many_at_once_is_said(self, pair: Pair) -> None:
+        texts = [pair.session().generate(user(i), GREEDY, fixed()) for i in range(8)]
+        for text in texts[:7]:
+            text.step()
+        with pytest.raises(EngineError, match="holds 7 sequences already"):
+            texts[7].step()
+        for text in texts:
+            text.session.close()
+        assert pair.session().generate(user(1), GREEDY, fixed()).read()
+
+    def test_a_check_and_a_probe_in_the_middle_leave_a_text_alone(self, pair: Pair) -> None:
+        alone = self.alone(pair, [1])[0]
+        text = pair.session().generate(user(1, 30), PLAIN, fixed(40, seed=1))
+        text.step()
+        text.step()
+        assert text.check().explained
+        pair.bit_identity(4)
+        with pair.sequences() as opened:
+            opened.target.eval(user(3), 1)
+        text.read()
+        assert text.tokens == alone
+
+    def test_closing_the_pair_ends_the_texts_of_other_threads(
+        self, files: tuple[Path, Path]
+    ) -> None:
+        for _ in range(3):
+            opened = Pair(PairSpec.of(*files, PARAMS))
+            texts = [opened.session().generate(user(i), GREEDY, fixed(400)) for i in range(2)]
+            started = [threading.Event() for _ in texts]
+
+            def read(text: Generation, begun: threading.Event) -> None:
+                text.step()
+                begun.set()
+                text.read()
+
+            threads = [
+                threading.Thread(target=read, args=both)
+                for both in zip(texts, started, strict=True)
+            ]
+            for thread in threads:
+                thread.start()
+            for begun in started:
+                begun.wait(timeout=60)
+            opened.close()
+            for thread in threads:
+                thread.join(timeout=60)
+            assert all(text.step() == [] for text in texts)
+            with pytest.raises(EngineError, match="the pair is closed"):
+                opened.session().generate(user(1), GREEDY, fixed()).read()
