@@ -135,7 +135,8 @@ class OwnSession(Session):
         self._make_own = make_drafter
 
     def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
-        return self._make_own(self.model_drafter()) if self._make_own else NoDrafter()
+        model = self.model_drafter()
+        return self._make_own(model) if self._make_own and model else NoDrafter()
 
 
 def with_cascade(model: ModelDrafter) -> Drafter:

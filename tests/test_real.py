@@ -445,7 +445,9 @@ class TestRepetitions:
             if alone:
 
                 def drafter(self: Session, params: DecodeParams, n_most: int) -> CascadeAlone:
-                    return CascadeAlone(self.model_drafter())
+                    model = self.model_drafter()
+                    assert model is not None
+                    return CascadeAlone(model)
 
                 monkeypatch.setattr(Session, "drafter", drafter)
             text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, drafter="hybrid"))

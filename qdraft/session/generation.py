@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, SamplingParams
@@ -47,6 +48,7 @@ class Generation:
         self._started_at: float | None = None
         self._ttft_s: float | None = None
         self._ended = False
+        self._closed = False  # by ``close``, which may be before the end
         self._failed = False
         self.prompt = tuple(prompt)
         self.seed = self._rng.seed
@@ -60,7 +62,10 @@ class Generation:
         """The chunks; leaving the loop early ends the text, which is then INTERRUPTED."""
         try:
             while chunks := self.step():
-                yield from chunks
+                for chunk in chunks:
+                    yield chunk
+                    if self._closed:
+                        return
         finally:
             self.close()
 
@@ -87,6 +92,7 @@ class Generation:
     def close(self) -> None:
         """End the text here and give its cells back; harmless when repeated."""
         with self._pair.lock:
+            self._closed = True
             self._end()
 
     def read(self) -> str:
@@ -112,10 +118,10 @@ class Generation:
     def summary(self) -> Summary:
         """The figures so far."""
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
-        drafts = self._params.drafter == "ngram" or self._pair.draft is not None
+        kind = KINDS[self._params.drafter]
+        drafts = self._pair.draft is not None or not kind.needs_draft
         costs = self._pair.learned.costs if auto and drafts else None
-        source = "ngram" if self._params.drafter == "ngram" else "model"
-        return summarize(self.rounds, self._ttft_s, costs, source)
+        return summarize(self.rounds, self._ttft_s, costs, kind.source)
 
     def check(self) -> Check:
         """Compare with the target alone, on a sequence of its own; see ``qdraft.Check``."""
@@ -148,7 +154,7 @@ class Generation:
     def _n_most(self) -> int:
         """The longest draft of this text; ``exact`` asks for a probe if no result is stored."""
         wanted = self._params.most_drafted
-        if self._params.drafter == "model" and self._pair.draft is None:
+        if KINDS[self._params.drafter].may_run_alone and self._pair.draft is None:
             return 0
         if not (self._params.exact and wanted):
             return wanted

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from qdraft.decoding.drafters.cascade import CascadeDrafter
-from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.build import build_drafter
 from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.drafters.ngram import NgramDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import EngineError, UsageError
@@ -79,36 +77,24 @@ class Session:
         return self._sequences
 
     def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
-        """The drafter for a text whose drafts have up to ``n_most`` tokens."""
-        kind = params.drafter if n_most else "none"
-        if kind not in self._drafters:
-            self._drafters[kind] = self._make_drafter(kind)
-        return self._drafters[kind]
+        """The drafter for a text whose drafts have up to ``n_most`` tokens.
 
-    def _make_drafter(self, kind: str) -> Drafter:
-        assert self._sequences
-        if kind == "none":
+        Raises PairError if the target cannot take tokens back, and UsageError if the drafter needs
+        a draft model and there is none.
+        """
+        if n_most == 0:
             return NoDrafter()
-        if kind == "ngram":
+        if params.drafter not in self._drafters:
             self._pair.require_rollback()
-            return NgramDrafter()
-        if self._sequences.draft is None:
-            if kind == "hybrid":
-                raise UsageError("the hybrid drafter needs a draft model beside the target")
-            return NoDrafter()
-        model = self.model_drafter()
-        if kind == "model":
-            return model
-        ngram = NgramDrafter()
-        return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+            self._drafters[params.drafter] = build_drafter(params.drafter, self.model_drafter())
+        return self._drafters[params.drafter]
 
-    def model_drafter(self) -> ModelDrafter:
+    def model_drafter(self) -> ModelDrafter | None:
         """The one drafter with the draft model, which knows the cells of its sequence."""
-        assert self._sequences
-        assert self._sequences.draft
-        if self._model is None:
-            draft, kv_copy = self._sequences.draft, self._sequences.kv_copy
-            self._model = ModelDrafter(draft, self._pair.vocab.n_tokens, kv_copy)
+        sequences = self._sequences
+        if self._model is None and sequences is not None and sequences.draft is not None:
+            n_vocab = self._pair.vocab.n_tokens
+            self._model = ModelDrafter(sequences.draft, n_vocab, sequences.kv_copy)
         return self._model
 
     def end(self, text: Generation, *, intact: bool) -> None:
