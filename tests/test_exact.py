@@ -123,7 +123,7 @@ def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> No
         pytest.skip(f"no exact batch on this build and CPU: {longest}")
     endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
     drafted = 0
-    vocab = exact_pair.target_engine.vocab
+    vocab = exact_pair.vocab
     edges = {}
     for edge in (256, 512):
         prompt = PROMPTS[0]
