@@ -438,10 +438,8 @@ class TestRepetitions:
         alone: bool,
         repeated: list[int],
     ) -> None:
-        params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
-        with Pair(PairSpec.of(source_file, smollm2[1], params, share_kv=share_kv)) as opened:
-            plain = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, n_draft=0))
-            plain.read()
+        spec = PairSpec.of(source_file, smollm2[1], self.PARAMS, share_kv=share_kv)
+        with Pair(spec) as opened:
             if alone:
 
                 def drafter(self: Session, params: DecodeParams, n_most: int) -> CascadeAlone:
@@ -450,7 +448,7 @@ class TestRepetitions:
                     return CascadeAlone(model)
 
                 monkeypatch.setattr(Session, "drafter", drafter)
-            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=120, drafter="hybrid"))
+            text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, drafter="hybrid"))
             text.read()
             check = text.check()
             assert check.same or check.explained
