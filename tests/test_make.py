@@ -239,7 +239,7 @@ class TestCommand:
 
     def test_a_draft_is_made_measured_and_registered(self, target: Path) -> None:
         done = invoke(
-            "make", str(target), "--type", "q4_0", "--written", "128", "--measure", "60", "--json"
+            "make", str(target), "--type", "q4_0", "--written", "32", "--measure", "60", "--json"
         )
         assert done.returncode == 0, done.stderr
         (each,) = json.loads(done.stdout)["drafts"]

@@ -20,7 +20,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 from invoke import SCHEMA, one_error, qdraft_batch
-from invoke import qdraft_process as qdraft
 from servers import Relay, free_port, namespaces, require_rpc, server
 
 pytestmark = pytest.mark.real
@@ -40,6 +39,11 @@ def far() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def files(smollm2: tuple[Path, Path], source_file: Path) -> Files:
     return ("-m", str(source_file), "-d", str(smollm2[1]))
+
+
+def qdraft(*args: str) -> subprocess.CompletedProcess[str]:
+    (result,) = qdraft_batch(args)
+    return result
 
 
 def run_json(*args: str, status: int = 0) -> dict[str, object]:
@@ -234,10 +238,9 @@ class TestServers:
         assert time.monotonic() - started < 15
 
     def test_one_that_is_named_wrongly(self, files: Files) -> None:
-        for wrong in ("host", "host:", "host:99999", "a:1,b"):
-            assert "must be HOST:PORT" in one_error(
-                qdraft("run", *files, *SHORT, "--rpc", wrong), 2
-            )
+        wrong = ("host", "host:", "host:99999", "a:1,b")
+        for result in qdraft_batch(*(("run", *files, *SHORT, "--rpc", name) for name in wrong)):
+            assert "must be HOST:PORT" in one_error(result, 2)
 
     def test_one_of_another_version(self, files: Files) -> None:
         """A greeting of version 99, and a program that speaks something else."""
