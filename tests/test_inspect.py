@@ -171,7 +171,7 @@ class TestPairing:
     def test_quantizations_of_one_model(self, model: Path, tmp_path: Path, kind: str) -> None:
         other = quantize(model, tmp_path / "other.gguf", Recipe(kind), threads=1).path
         found = compare(read_facts(model), read_facts(other))
-        assert (found.verdict, found.differences) == ("same-model", ())
+        assert (found.relation, found.differences) == ("same-model", ())
         assert found.weights_error is not None
         assert 0 < found.weights_error < 0.4
 
@@ -179,13 +179,13 @@ class TestPairing:
         facts = [read_facts(path) for path in (*smollm2, source_file)]
         for other in facts[1:]:
             found = compare(facts[0], other)
-            assert found.verdict == "same-model", found
+            assert found.relation == "same-model", found
 
     def test_another_training_of_the_same_shape(self, model: Path, tmp_path: Path) -> None:
         """Two fine-tunes of one base: the metadata are equal, the weights are not."""
         other = tiny.windowed(tmp_path / "other.gguf", seed=2)
         found = compare(read_facts(model), read_facts(other))
-        assert found.verdict == "same-vocabulary"
+        assert found.relation == "same-vocabulary"
         assert "weights of" in found.differences[0].what
         tuned = tmp_path / "tuned.gguf"
         data = bytearray(model.read_bytes())
@@ -197,19 +197,19 @@ class TestPairing:
             moved = values * (1 + 0.05 * noise)
             data[start : start + 4 * tensor.n_elements] = moved.astype(np.float32).tobytes()
         tuned.write_bytes(data)
-        assert compare(read_facts(model), read_facts(tuned)).verdict == "same-vocabulary"
+        assert compare(read_facts(model), read_facts(tuned)).relation == "same-vocabulary"
         small = quantize(tuned, tmp_path / "small.gguf", Recipe("Q8_0"), threads=1).path
-        assert compare(read_facts(model), read_facts(small)).verdict == "same-vocabulary"
+        assert compare(read_facts(model), read_facts(small)).relation == "same-vocabulary"
 
     def test_other_shapes_and_vocabularies(
         self, model: Path, tmp_path: Path, source_file: Path
     ) -> None:
         mixture = read_facts(tiny.mixture(tmp_path / "moe.gguf"))
         found = compare(read_facts(model), mixture)
-        assert found.verdict == "same-vocabulary"
+        assert found.relation == "same-vocabulary"
         assert {"architecture", "experts"} <= {d.what for d in found.differences}
         found = compare(read_facts(model), read_facts(source_file))
-        assert found.verdict == "incompatible"
+        assert found.relation == "incompatible"
         assert "tokens" in {d.what for d in found.differences}
 
     def test_the_command(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from qdraft.cli.options.devices import parse_overrides
 from qdraft.errors import UsageError
 from qdraft.llama.devices import Device
 from qdraft.llama.params import ALL_LAYERS, EngineParams
-from qdraft.llama.placed import chosen_devices, device_of, not_as_asked, read_back
+from qdraft.llama.placed import chosen_devices, device_of, read_back, surprises_of
 
 CPU = Device("CPU", "a CPU", "cpu", False, 2**34, 2**34)
 GPU = Device("CUDA0", "a GPU", "gpu", False, 2**33, 2**33)
@@ -65,7 +65,7 @@ class TestReadBack:
         placed = read_back(lines, KNOWN)
         assert placed.n_offloaded == 2
         assert placed.shares["Meta()"].kv == 2**20
-        assert not_as_asked(placed, EngineParams(n_gpu_layers=ALL_LAYERS)) == []
+        assert surprises_of(placed, EngineParams(n_gpu_layers=ALL_LAYERS)) == []
         assert placed.remote == ("RPC0", "RPC1")
 
     def test_names_of_buffers(self) -> None:
@@ -83,11 +83,11 @@ class TestReadBack:
         """
         placed = read_back(told({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
-        assert not_as_asked(placed, asked) == [
+        assert surprises_of(placed, asked) == [
             "3 layers were asked for devices, but 2 of them are on the CPU"
         ]
-        assert not_as_asked(placed, replace(asked, n_gpu_layers=1)) == []
-        assert not_as_asked(placed, replace(asked, n_gpu_layers=None)) == []
+        assert surprises_of(placed, replace(asked, n_gpu_layers=1)) == []
+        assert surprises_of(placed, replace(asked, n_gpu_layers=None)) == []
 
     def test_work_that_a_device_lacks_is_said_aloud(self) -> None:
         line = (
@@ -100,15 +100,21 @@ class TestReadBack:
     def test_a_cache_that_stayed_behind_is_said_aloud(self) -> None:
         lines = told({0: "CUDA0", 1: "CUDA0"}, "llama_kv_cache: CPU KV buffer size = 1.00 MiB")
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
-        assert "KV cache is on the CPU" in not_as_asked(read_back(lines, KNOWN), asked)[0]
-        assert not_as_asked(read_back(lines, KNOWN), replace(asked, kv_offload=False)) == []
+        assert "KV cache is on the CPU" in surprises_of(read_back(lines, KNOWN), asked)[0]
+        assert surprises_of(read_back(lines, KNOWN), replace(asked, kv_offload=False)) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"devices": ("A", "A")}, "names one twice"),
-        ({"devices": ("none", "A")}, "is none, and names others"),
+        (
+            {"devices": ("A", "A")},
+            "devices is A, A, but must be a list that names each device once",
+        ),
+        (
+            {"devices": ("none", "A")},
+            "devices is none, A, but must be either none or a list of devices",
+        ),
         ({"devices": ("none",), "n_gpu_layers": 3}, "is none, but layers are asked"),
         ({"split_mode": "none", "tensor_split": (1.0,)}, "tensor_split has no meaning"),
         ({"main_gpu": 1}, "main_gpu has no meaning"),

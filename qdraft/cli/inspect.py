@@ -50,4 +50,7 @@ def _report(
         {**dataclasses.asdict(each), "chat_template_renders": works}
         for each, works in zip(facts, renders, strict=True)
     ]
-    return {"files": files, **(dataclasses.asdict(pairing) if pairing else {})}
+    if pairing is None:
+        return {"files": files}
+    related = dataclasses.asdict(pairing)
+    return {"files": files, "verdict": related.pop("relation"), **related}

@@ -1,4 +1,4 @@
-"""What a GGUF file is: the facts of its header, and what its name or its type leaves out."""
+"""What a GGUF file is: the facts of its header, and those that its file type hides."""
 
 from __future__ import annotations
 
@@ -12,12 +12,43 @@ from qdraft.errors import ModelFileError
 from qdraft.gguf.header import Header, LongArray, Value, read_header
 
 _SPLIT = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<n>\d{5})\.gguf$")
-_RECURRENT = ("mamba", "mamba2", "rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "falcon-h1", "jamba",
-              "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2", "lfm2", "lfm2moe",
-              "qwen3next", "qwen35", "qwen35moe", "kimi-linear")  # fmt: skip
+_RECURRENT = frozenset(
+    [
+        "mamba",
+        "mamba2",
+        "rwkv6",
+        "rwkv7",
+        "rwkv6qwen2",
+        "arwkv7",
+        "falcon-h1",
+        "jamba",
+        "granitehybrid",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "plamo2",
+        "lfm2",
+        "lfm2moe",
+        "qwen3next",
+        "qwen35",
+        "qwen35moe",
+        "kimi-linear",
+    ]
+)
 _RECURRENT_KEYS = ("ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
-_EMBEDDING = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "t5encoder",
-              "gemma-embedding", "neo-bert", "modern-bert", "eurobert")  # fmt: skip
+_EMBEDDING = frozenset(
+    [
+        "bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "t5encoder",
+        "gemma-embedding",
+        "neo-bert",
+        "modern-bert",
+        "eurobert",
+    ]
+)
 KINDS = {
     "embedding": "an embedding model",
     "projector": "a projector for images or sound (mmproj)",
@@ -29,7 +60,7 @@ _TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4)")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One model, all its parts together. None where the file does not say."""
+    """One model, all its parts together. None stands for what the file does not say."""
 
     path: Path
     kind: str  # model, embedding, projector, adapter, imatrix
@@ -62,9 +93,9 @@ class Facts:
 
 
 def read_facts(path: Path) -> Facts:
-    """The facts of a file, or of all parts of a split one, whichever part is named.
+    """Read the facts of a file, or of all parts of a split model if ``path`` is any of them.
 
-    Raises ModelFileError for a damaged file, or one of whose parts some are missing.
+    Raises ModelFileError if a file is damaged or a part is missing.
     """
     headers = [read_header(part) for part in parts_of(path)]
     head = headers[0]
@@ -127,9 +158,10 @@ def read_facts(path: Path) -> Facts:
 
 
 def require_model(path: Path) -> Facts:
-    """The facts of a language model; ``path`` of them is what llama.cpp loads, part 1 of a split.
+    """Read the facts of a language model.
 
-    Raises ModelFileError for a file that is damaged, or no model that writes text.
+    Their ``path`` is the file that llama.cpp loads: of a split model, the first part. Raises
+    ModelFileError if the file is damaged or not a language model.
     """
     facts = read_facts(path)
     if facts.kind != "model":
@@ -138,17 +170,17 @@ def require_model(path: Path) -> Facts:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of a split model, in order, whichever one is named; else the file alone.
+    """Return all parts of a split model in order if ``path`` is any of them, else the file alone.
 
-    Raises ModelFileError that lists what is missing.
+    Raises ModelFileError that lists the missing parts.
     """
-    found = _SPLIT.match(path.name)
-    if not found:
+    split = _SPLIT.match(path.name)
+    if not split:
         return [path]
-    n = int(found["n"])
-    if not 1 <= int(found["no"]) <= n:
-        raise ModelFileError(f"{path} says that it is part {int(found['no'])} of {n}")
-    names = [f"{found['stem']}-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
+    n = int(split["n"])
+    if not 1 <= int(split["no"]) <= n:
+        raise ModelFileError(f"{path} says that it is part {int(split['no'])} of {n}")
+    names = [f"{split['stem']}-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
     missing = [name for name in names if not path.with_name(name).is_file()]
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
@@ -179,12 +211,12 @@ def _file_type(head: Header) -> str:
 
 
 def _in_name_only(file_type: str, matrices: Counter[str]) -> str:
-    """One sentence where hardly any matrix is of the type that the file is named after."""
-    found = _TYPE_OF_FILE.match(file_type)
+    """Return a sentence if few matrices have the type that the file is named for, else ``""``."""
+    named = _TYPE_OF_FILE.match(file_type)
     n = sum(matrices.values())
-    if not found or not n:
+    if not named or not n:
         return ""
-    base = found[1]
+    base = named[1]
     n_of = sum(count for kind, count in matrices.items() if kind.startswith(base))
     if n_of >= n / 4:
         return ""
@@ -193,7 +225,7 @@ def _in_name_only(file_type: str, matrices: Counter[str]) -> str:
 
 
 def _finite(value: Value) -> Value:
-    """JSON has no infinities: they become text."""
+    """Turn an infinity into text, because JSON has none."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

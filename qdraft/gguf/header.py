@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata and tensor table, read without trusting any of its numbers.
 
-The gguf package maps the file and believes its counts; here every length, count and offset is
-held against the file's size before anything is read or allocated. No weights are touched.
+The gguf package maps the file and believes its counts. This module checks every length, count and
+offset against the size of the file before it reads or allocates anything. It reads no weights.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ from typing import BinaryIO, TypeAlias
 from qdraft.errors import ModelFileError
 from qdraft.gguf.identify import require_gguf
 
-_FORMATS = {  # by the value types of gguf.h
-    kind: struct.Struct(form)
-    for kind, form in {
-        0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
-        10: "<Q", 11: "<q", 12: "<d",
-    }.items()
-}  # fmt: skip
+_NUMBERS = zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)  # the value types of gguf.h
+_FORMATS = {kind: struct.Struct(f"<{form}") for kind, form in _NUMBERS}
 _STRING, _ARRAY = 8, 9
-_SHORT = 64  # elements up to which an array is kept; longer ones are told by length and digest
+_SHORT = 64  # the longest array that is kept; a longer one is reduced to its length and digest
 _MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 26
 _MAX_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LongArray:
-    """An array that is too long to keep: how many elements, and the SHA-256 of its bytes."""
+    """An array that is too long to keep: its number of elements and the SHA-256 of its bytes."""
 
     n: int
     sha256: str
@@ -43,7 +38,7 @@ Value: TypeAlias = "int | float | bool | str | tuple[Value, ...] | LongArray"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One entry of the tensor table. ``n_bytes`` is None for a type that is not known here."""
+    """One entry of the tensor table. ``n_bytes`` is None for an unknown type."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +53,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the weights; ``data_start`` is where those begin."""
+    """What a file holds before its weights, which begin at byte ``data_start``."""
 
     path: Path
     n_bytes: int
@@ -68,12 +63,12 @@ class Header:
     data_start: int
 
     def text(self, key: str) -> str:
-        """A string of the metadata; empty where it is missing or something else."""
+        """Return a string of the metadata; empty if it is missing or not a string."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
 
     def number(self, key: str) -> int | None:
-        """A whole number of the metadata; the first one where it is given by layer."""
+        """Return a whole number of the metadata; the first one if there is one for each layer."""
         value = self.metadata.get(key)
         if isinstance(value, tuple) and value:
             value = value[0]
@@ -81,10 +76,10 @@ class Header:
 
 
 def read_header(path: Path, *, n_texts: int | None = None) -> Header:
-    """Read the header of one file. Raises ModelFileError for whatever is wrong with it.
+    """Read the header of one file. Raises ModelFileError if anything is wrong with it.
 
-    ``n_texts``: the digest of a long array of texts is that of so many of them, if it has more.
-    Time and memory are bounded by the size of the header, not by what it claims.
+    ``n_texts`` limits the digest of a long array of texts to its first ones. The size of the header
+    bounds time and memory, whatever numbers it claims.
     """
     require_gguf(path)
     size = path.stat().st_size
@@ -98,11 +93,11 @@ def read_header(path: Path, *, n_texts: int | None = None) -> Header:
 
 
 class _Broken(Exception):
-    """Something in the file that cannot be."""
+    """Something in the file that is impossible."""
 
 
 class _Reader:
-    """Reads what is there, and says so where it is not."""
+    """Reads values from the start of a file; raises ``_Broken`` if it ends too early."""
 
     _STEP = 1 << 20
 
@@ -110,11 +105,11 @@ class _Reader:
         self._file = file
         self._n_texts = n_texts
         self._size = size
-        self._data = bytearray()  # the file from its start, as far as it was needed
+        self._data = bytearray()  # the start of the file, as far as values were read
         self.place = 0
 
     def need(self, n: int) -> None:
-        """Have ``n`` more bytes at ``place``."""
+        """Read on until ``n`` more bytes after ``place`` are there."""
         if n > self._size - self.place:
             raise _Broken(f"it ends at byte {self._size}, within its header")
         while len(self._data) < self.place + n:
@@ -131,13 +126,12 @@ class _Reader:
     def value(self, kind: int) -> int | float | bool:
         form = _FORMATS[kind]
         self.need(form.size)
-        (value,) = form.unpack_from(self._data, self.place)
+        value: int | float | bool = form.unpack_from(self._data, self.place)[0]
         self.place += form.size
-        found: int | float | bool = value
-        return found
+        return value
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things that take at least ``least_bytes`` each in the rest of the file."""
+        """Read how many things follow, each of which takes at least ``least_bytes``."""
         n = int(self.value(10))
         if n * least_bytes > self._size - self.place:
             raise _Broken(f"it claims {n} {what}, more than it has room for")
@@ -150,7 +144,7 @@ class _Reader:
         return self.bytes(n).decode("utf-8", "replace")
 
     def skip_strings(self, n: int) -> str:
-        """Go past ``n`` texts, hundreds of thousands in a vocabulary; their SHA-256."""
+        """Skip ``n`` texts, hundreds of thousands in a vocabulary, and return their SHA-256."""
         start = place = self.place
         counted = 0
         unpack = _FORMATS[10].unpack_from
@@ -176,7 +170,9 @@ def _read(path: Path, reader: _Reader, size: int) -> Header:
     reader.bytes(4)
     version = int(reader.value(4))
     if version not in (2, 3):
-        raise ModelFileError(f"{path} is a GGUF of version {version}: 2 and 3 are known")
+        raise ModelFileError(
+            f"{path} is a GGUF of version {version}, but qdraft reads versions 2 and 3"
+        )
     n_tensors = reader.count("tensors", 24)
     n_keys = reader.count("keys", 13)
     metadata: dict[str, Value] = {}

@@ -1,4 +1,4 @@
-"""Is this file a GGUF, and if not, what is it?"""
+"""Files that are not a GGUF, told by their first bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _KNOWN = (
     (b"lmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
     (b"fmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
     (b"tjgg", "a GGML file of before 2023-08", "get the model in GGUF"),
-    (b"<!DOCTYPE", "a web page", "the download got an error or a login page"),
-    (b"<!doctype", "a web page", "the download got an error or a login page"),
-    (b"<html", "a web page", "the download got an error or a login page"),
+    (b"<!DOCTYPE", "a web page", "download it again: this is an error or a login page"),
+    (b"<!doctype", "a web page", "download it again: this is an error or a login page"),
+    (b"<html", "a web page", "download it again: this is an error or a login page"),
 )
 
 
 def require_gguf(path: Path) -> None:
-    """Raise ModelFileError, saying what it is instead, unless ``path`` starts like a GGUF."""
+    """Raise ModelFileError that says what the file is, unless it starts like a GGUF."""
     try:
         with path.open("rb") as file:
             head = file.read(64)

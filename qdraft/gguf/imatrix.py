@@ -2,7 +2,7 @@
 
 The importance of a column is the mean of its squared activations over a calibration text.
 llama.cpp writes them as GGUF (sums and counts as tensors) and, before 2025, as a plain binary
-(.dat). Both are read, the GGUF form is written; llama-quantize takes it.
+(.dat). qdraft reads both and writes the GGUF form, which llama-quantize takes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(slots=True)
 class ImportanceMatrix:
-    """Sums over the activations that each weight met, by its name.
+    """Sums over the activations that were multiplied with each weight, by its name.
 
     ``sums`` of their squares have the shape [n_matrices, n_columns], the ``counts`` of rows in
-    them [n_matrices]; a dense weight is one matrix, the experts of a mixture are one each.
-    ``n_chunks`` of ``chunk_size`` tokens were read for it.
+    them [n_matrices]; a dense weight is one matrix, the experts of a mixture are one each. The
+    model read ``n_chunks`` of ``chunk_size`` tokens.
     """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ImportanceMatrix:
     datasets: tuple[str, ...] = ()
 
     def add(self, name: str, matrix: int, n_matrices: int, rows: NDArray[np.float32]) -> None:
-        """Take in activations, shape [n, n_columns], that met matrix ``matrix`` of a weight."""
+        """Add activations, shape [n, n_columns], of matrix ``matrix`` of a weight."""
         if name not in self.sums:
             self.sums[name] = np.zeros((n_matrices, rows.shape[1]))
             self.counts[name] = np.zeros(n_matrices, dtype=np.int64)
@@ -44,7 +44,7 @@ class ImportanceMatrix:
         self.counts[name][matrix] += len(rows)
 
     def means(self, name: str) -> NDArray[np.float32]:
-        """The importances of a weight, shape [n_matrices * n_columns]; 1 for what was never met."""
+        """Return a weight's importances, shape [n_matrices * n_columns]; 1 without activations."""
         counts = self.counts[name][:, None]
         means = np.where(counts, self.sums[name] / np.maximum(counts, 1), 1.0)
         return means.astype(np.float32).ravel()
@@ -70,20 +70,20 @@ class ImportanceMatrix:
 
 
 def load(path: Path) -> ImportanceMatrix:
-    """Read either form. Raises ModelFileError for what is neither, or is cut off."""
+    """Read either form. Raises ModelFileError if the file is neither or is cut off."""
     try:
         with path.open("rb") as data:
             magic = data.read(4)
-        found = _load_gguf(path) if magic == b"GGUF" else _load_legacy(path.read_bytes())
+        matrix = _load_gguf(path) if magic == b"GGUF" else _load_legacy(path.read_bytes())
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
-        raise ModelFileError(f"{path} is no importance matrix: {error}") from error
-    if not found.sums:
-        raise ModelFileError(f"{path} is no importance matrix: it has no entries")
-    if not all(np.isfinite(sums).all() for sums in found.sums.values()):
+        raise ModelFileError(f"{path} is not an importance matrix: {error}") from error
+    if not matrix.sums:
+        raise ModelFileError(f"{path} is not an importance matrix: it has no entries")
+    if not all(np.isfinite(sums).all() for sums in matrix.sums.values()):
         raise ModelFileError(f"{path} is a broken importance matrix: not all values are finite")
-    return found
+    return matrix
 
 
 def _load_gguf(path: Path) -> ImportanceMatrix:
@@ -96,25 +96,25 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
             raise ValueError(f"it lacks {key}")
         return int(reader.fields[key].contents())
 
-    found = ImportanceMatrix(
+    matrix = ImportanceMatrix(
         chunk_size=value("imatrix.chunk_size"), n_chunks=value("imatrix.chunk_count")
     )
     if "imatrix.datasets" in reader.fields:
-        found.datasets = tuple(reader.fields["imatrix.datasets"].contents())
+        matrix.datasets = tuple(reader.fields["imatrix.datasets"].contents())
     tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
     for key, sums in tensors.items():
         if not key.endswith(_SUMS):
             continue
         name = key.removesuffix(_SUMS)
         counts = tensors[name + _COUNTS].astype(np.int64).ravel()
-        found.counts[name] = counts
-        found.sums[name] = sums.astype(np.float64).reshape(len(counts), -1)
-    return found
+        matrix.counts[name] = counts
+        matrix.sums[name] = sums.astype(np.float64).reshape(len(counts), -1)
+    return matrix
 
 
 def _load_legacy(data: bytes) -> ImportanceMatrix:
-    """Entries of name, number of calls and means times calls; what follows them is optional."""
-    found = ImportanceMatrix()
+    """Read entries of name, number of calls and means times calls; the rest is optional."""
+    matrix = ImportanceMatrix()
     place = 0
 
     def number() -> int:
@@ -136,10 +136,10 @@ def _load_legacy(data: bytes) -> ImportanceMatrix:
         name = bytes_of(number()).decode()
         n_calls = number()
         values = np.frombuffer(bytes_of(4 * number()), dtype="<f4")
-        found.sums[name] = values.astype(np.float64).reshape(1, -1)
-        found.counts[name] = np.array([max(1, n_calls)])
+        matrix.sums[name] = values.astype(np.float64).reshape(1, -1)
+        matrix.counts[name] = np.array([max(1, n_calls)])
     if len(data) - place >= 4:
-        found.n_chunks = number()
+        matrix.n_chunks = number()
     if len(data) - place >= 4:
-        found.datasets = (bytes_of(number()).decode(errors="replace"),)
-    return found
+        matrix.datasets = (bytes_of(number()).decode(errors="replace"),)
+    return matrix

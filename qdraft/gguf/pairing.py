@@ -1,4 +1,4 @@
-"""Do two files belong together? The same model in two quantizations, or something less."""
+"""How two files relate: one model in two quantizations, one vocabulary, or nothing in common."""
 
 from __future__ import annotations
 
@@ -17,15 +17,23 @@ _T = TypeVar("_T")
 
 SAME_MODEL, SAME_VOCABULARY, INCOMPATIBLE = "same-model", "same-vocabulary", "incompatible"
 
-# Relative error of a row that quantizing to a type leaves, by bits a weight: about twice what is
-# seen on real weights, so that what goes beyond it is another model and not rounding.
-_ERROR_BY_BITS = (
-    (1.9, 1.2), (2.5, 0.9), (3.0, 0.7), (4.0, 0.4), (5.0, 0.25), (6.0, 0.12), (7.0, 0.06),
-    (9.0, 0.02), (17.0, 0.005), (33.0, 0.0005),
-)  # fmt: skip
+# Relative error of a row that quantizing to a type leaves, by bits a weight: about twice that of
+# real weights, so that a larger error means another model and not rounding.
+_ERROR_BY_BITS = {
+    1.9: 1.2,
+    2.5: 0.9,
+    3.0: 0.7,
+    4.0: 0.4,
+    5.0: 0.25,
+    6.0: 0.12,
+    7.0: 0.06,
+    9.0: 0.02,
+    17.0: 0.005,
+    33.0: 0.0005,
+}
 _N_TENSORS, _N_ROWS = 6, 4
-_DECISIVE = ("bos", "eos", "eot")  # what the loaded vocabularies are compared by
-_NORM_ERROR = 1e-2  # vectors stay F32 or F16 in every file: they hardly move
+_DECISIVE = ("bos", "eos", "eot")  # those that must agree once the models are loaded
+_NORM_ERROR = 1e-2  # vectors stay F32 or F16 in every file, so they hardly change
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +47,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """``verdict`` is same-model, same-vocabulary or incompatible; ``differences`` say why.
+    """How two files relate: same-model, same-vocabulary or incompatible, and why.
 
-    ``weights_error`` is the largest relative difference of the rows that were compared, None
-    where the shapes already differ.
+    ``weights_error`` is the largest relative difference of the compared rows, None if the shapes
+    already differ.
     """
 
-    verdict: str
+    relation: str
     differences: tuple[Difference, ...]
     weights_error: float | None = None
 
 
 def compare(first: Facts, second: Facts) -> Pairing:
-    """Compare by metadata, and by a few rows of the weights where that leaves no difference."""
+    """Compare the metadata and, if it does not differ, a few rows of the weights."""
     vocabulary = _differences(
         first,
         second,
@@ -61,8 +69,8 @@ def compare(first: Facts, second: Facts) -> Pairing:
         },
     )
     if not _same_tokens(first, second):
-        told = (f"{f.n_vocab} ({f.tokens_sha256[:12]})" for f in (first, second))
-        vocabulary = (*vocabulary, Difference("tokens", *told))
+        texts = (f"{f.n_vocab} ({f.tokens_sha256[:12]})" for f in (first, second))
+        vocabulary = (*vocabulary, Difference("tokens", *texts))
     model = _differences(
         first,
         second,
@@ -106,7 +114,7 @@ def compare(first: Facts, second: Facts) -> Pairing:
 
 
 def _same_tokens(first: Facts, second: Facts) -> bool:
-    """Equal as far as both go: what one has beyond the other is checked when they are loaded."""
+    """Compare the tokens that both have; loading checks those that only one of them has."""
     if first.tokens_sha256 == second.tokens_sha256:
         return True
     if first.n_vocab == second.n_vocab or not (first.n_vocab and second.n_vocab):
@@ -119,11 +127,12 @@ def _same_tokens(first: Facts, second: Facts) -> bool:
 
 
 def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float | None, str]:
-    """The largest relative difference of a few rows, and the tensor that goes beyond rounding.
+    """Return the largest relative difference of a few rows, and a tensor beyond rounding.
 
-    All norms of some layers, which no quantization touches, and rows of some matrices, against
-    the error that their types explain. The name is empty where everything is explained, the
-    error None where no row could be compared. Each model is given by all of its parts.
+    This compares the norms of some layers, which no quantization changes, and rows of some
+    matrices with the error that their types explain. The name is empty if rounding explains every
+    difference; the error is None if no row could be compared. ``first`` and ``second`` are all the
+    parts of each model.
     """
     tables = [
         {t.name: (header, t) for header in map(read_header, parts) for t in header.tensors}
@@ -144,7 +153,9 @@ def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float 
             continue
         size = np.linalg.norm(rows[0]) or 1.0
         error = float(np.linalg.norm(rows[0] - rows[1]) / size)
-        explained = sum(_explained(t) for t in pair) if len(pair[0].shape) > 1 else _NORM_ERROR
+        explained = (
+            sum(_explained_error(t) for t in pair) if len(pair[0].shape) > 1 else _NORM_ERROR
+        )
         worst = max(worst or 0.0, error)
         if not error <= explained and not where:
             where = name
@@ -152,7 +163,7 @@ def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float 
 
 
 def _rows(header: Header, tensor: Tensor) -> NDArray[np.float32] | None:
-    """Some rows, spread over a tensor, as floats; None for a type that is not known."""
+    """Return rows from all over a tensor, as floats; None for an unknown type."""
     from gguf import GGMLQuantizationType, dequantize
 
     if tensor.n_bytes is None:
@@ -160,7 +171,7 @@ def _rows(header: Header, tensor: Tensor) -> NDArray[np.float32] | None:
     n_rows = tensor.n_elements // tensor.shape[0]
     row_bytes = tensor.n_bytes // max(1, n_rows)
     kind = GGMLQuantizationType[tensor.type]
-    found = []
+    rows = []
     with header.path.open("rb") as file:
         for row in _spread(range(n_rows), _N_ROWS):
             file.seek(header.data_start + tensor.offset + row * row_bytes)
@@ -170,18 +181,19 @@ def _rows(header: Header, tensor: Tensor) -> NDArray[np.float32] | None:
                 values = data.view(plain) if plain else dequantize(data[None], kind).ravel()
             except NotImplementedError:
                 return None
-            found.append(values.astype(np.float32))
-    return np.concatenate(found)
+            rows.append(values.astype(np.float32))
+    return np.concatenate(rows)
 
 
-def _explained(tensor: Tensor) -> float:
+def _explained_error(tensor: Tensor) -> float:
+    """Return the relative error of a row that the type of a tensor explains."""
     assert tensor.n_bytes is not None
     bits = 8 * tensor.n_bytes / tensor.n_elements
-    return next(error for limit, error in _ERROR_BY_BITS if bits <= limit or limit > 32)
+    return next(error for limit, error in _ERROR_BY_BITS.items() if bits <= limit or limit > 32)
 
 
 def _spread(items: Sequence[_T], n: int) -> list[_T]:
-    """At most ``n`` of the items, evenly from the first to the last."""
+    """Return at most ``n`` of the items, evenly from the first to the last."""
     if len(items) <= n:
         return list(items)
     return [items[i * (len(items) - 1) // (n - 1)] for i in range(n)]
@@ -190,8 +202,8 @@ def _spread(items: Sequence[_T], n: int) -> list[_T]:
 def _differences(
     first: Facts, second: Facts, of: dict[str, Callable[[Facts], str]]
 ) -> tuple[Difference, ...]:
-    told = ((what, text(first), text(second)) for what, text in of.items())
-    return tuple(Difference(what, a, b) for what, a, b in told if a != b)
+    texts = ((what, text(first), text(second)) for what, text in of.items())
+    return tuple(Difference(what, a, b) for what, a, b in texts if a != b)
 
 
 def _text(values: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Chat templates: does one render?"""
+"""Whether a chat template renders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 
 def template_renders(template: str) -> bool:
-    """True if one user message goes through it, in a sandbox as llama.cpp's binding has it."""
+    """Try one user message in a sandbox like that of llama.cpp's binding."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

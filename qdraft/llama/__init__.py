@@ -1,4 +1,4 @@
-"""Engines: the protocol that the loop knows, and llama.cpp behind it.
+"""llama.cpp: weights, contexts, sequences, devices, servers and tools.
 
-The modules of this package are the only ones that import llama_cpp.
+Only the modules of this package import llama_cpp.
 """

@@ -1,4 +1,4 @@
-"""Running a module of qdraft in a child process, with this process's import path and no other."""
+"""Child processes that run a module of qdraft with the import path of this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def command(module: str, *args: str) -> list[str]:
-    """The command line that calls ``main(args)`` of ``module`` and exits with its status.
+    """Return the command line that calls ``main(args)`` of ``module`` and exits with its status.
 
-    Not ``python -m``: that would put the user's working directory first on the path.
+    ``python -m`` would put the user's working directory first on the path.
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; "

@@ -1,4 +1,4 @@
-"""What this build of llama.cpp can compute on: ggml's devices, and the CPU's instruction sets."""
+"""The devices of this build of llama.cpp, and the instruction sets of the CPU."""
 
 from __future__ import annotations
 
@@ -13,31 +13,56 @@ from qdraft.llama.native import build_id, function, lib, library_version
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # ggml_backend_dev_type
 _RPC = "RPC"  # what ggml calls the backend of servers on other machines
-_CPU_FEATURES = (
-    "sse3", "ssse3", "avx", "avx_vnni", "avx2", "avx512", "avx512_vbmi", "avx512_vnni",
-    "avx512_bf16", "amx_int8", "bmi2", "f16c", "fma", "neon", "arm_fma", "fp16_va", "dotprod",
-    "matmul_int8", "sve", "sme", "riscv_v", "vsx", "wasm_simd", "llamafile",
-)  # fmt: skip
+_CPU_FEATURES = [
+    "sse3",
+    "ssse3",
+    "avx",
+    "avx_vnni",
+    "avx2",
+    "avx512",
+    "avx512_vbmi",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "bmi2",
+    "f16c",
+    "fma",
+    "neon",
+    "arm_fma",
+    "fp16_va",
+    "dotprod",
+    "matmul_int8",
+    "sve",
+    "sme",
+    "riscv_v",
+    "vsx",
+    "wasm_simd",
+    "llamafile",
+]
 
 _pointer, _text = ctypes.c_void_p, ctypes.c_char_p
 
 
 class _Props(ctypes.Structure):
-    """ggml_backend_dev_props; room is left for more capabilities than are known."""
+    """ggml_backend_dev_props, with room for more capabilities than this build has."""
 
     _fields_ = [
-        ("name", _text), ("description", _text), ("free", ctypes.c_size_t),
-        ("total", ctypes.c_size_t), ("type", ctypes.c_int), ("card", _text),
+        ("name", _text),
+        ("description", _text),
+        ("free", ctypes.c_size_t),
+        ("total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("card", _text),
         ("capabilities", ctypes.c_char * 64),
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of ggml, with its memory in bytes (0 where it does not tell).
+    """One device of ggml, with its memory in bytes (0 if the device does not report it).
 
-    ``remote`` is True for one of an RPC server; its description is then HOST:PORT. ``backend`` is
-    ggml's name of what drives it, ``card`` the id of the hardware where that is known.
+    ``remote`` is True for a device of an RPC server, whose description is HOST:PORT. ``backend`` is
+    ggml's name for the driver, ``card`` the id of the hardware if that is known.
     """
 
     name: str
@@ -51,18 +76,18 @@ class Device:
 
     @property
     def unified(self) -> bool:
-        """Is its memory the CPU's?"""
+        """Whether its memory is the CPU's."""
         return self.kind == "igpu" or self.backend == "MTL"
 
     @property
     def takes_layers(self) -> bool:
-        """True for whatever layers can be moved to: not the CPU, nor what only helps it."""
+        """Whether layers can be moved to it: not to the CPU, nor to what only accelerates it."""
         return self.kind in ("gpu", "igpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The build of llama-cpp-python, and what it can use: a GPU of this machine, RPC servers."""
+    """The build of llama-cpp-python, and whether it can use a GPU here and RPC servers."""
 
     library: str
     build: str
@@ -74,50 +99,50 @@ class Build:
 
 
 def devices() -> list[Device]:
-    """All devices of this build, in ggml's order: GPUs, the CPU, RPC servers that were added.
+    """Return all devices in ggml's order: GPUs, the CPU, those of RPC servers that were added.
 
-    Raises ServerError for a server that does not answer any more.
+    Raises ServerError if a server does not answer any more.
     """
     get = function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
     count = function("ggml_backend_dev_count", ctypes.c_size_t)
-    return [_told(get(i)) for i in range(count())]
+    return [_describe(get(i)) for i in range(count())]
 
 
 def offload_devices() -> list[Device]:
-    """The devices that layers are moved to where none are named, as llama.cpp chooses them.
+    """Return the devices that llama.cpp moves layers to if none are named.
 
-    A card that several backends know counts once; integrated GPUs only where there is no other,
-    and those of one backend.
+    A card that several backends know counts once. Integrated GPUs count only if there is no other
+    GPU, and only those of one backend.
     """
-    found = [device for device in devices() if device.takes_layers]
+    able = [device for device in devices() if device.takes_layers]
     local: dict[str, Device] = {}
-    for device in found:
+    for device in able:
         if device.kind == "gpu" and not device.remote:
             local.setdefault(device.card or device.name, device)
-    integrated = [device for device in found if device.kind == "igpu"]
+    integrated = [device for device in able if device.kind == "igpu"]
     integrated = [device for device in integrated if device.backend == integrated[0].backend]
-    return [*(device for device in found if device.remote), *(local.values() or integrated)]
+    return [*(device for device in able if device.remote), *(local.values() or integrated)]
 
 
 def device_pointer(name: str) -> int | None:
-    """ggml's device of this name; None where there is none."""
-    found = function("ggml_backend_dev_by_name", _pointer, _text)(name.encode())
-    return int(found) if found else None
+    """Return ggml's device of this name; None if there is none."""
+    pointer = function("ggml_backend_dev_by_name", _pointer, _text)(name.encode())
+    return int(pointer) if pointer else None
 
 
 def buffer_types(names: Sequence[str]) -> dict[str, int]:
-    """Where tensors can be put: the buffer types of devices, by both their names."""
+    """Return the buffer types of devices, where tensors can go, by both their names."""
     of_device = function("ggml_backend_dev_buffer_type", _pointer, _pointer)
     name_of = function("ggml_backend_buft_name", _text, _pointer)
-    found: dict[str, int] = {}
+    types: dict[str, int] = {}
     for name in names:
         if kind := of_device(device_pointer(name)):
-            found[name] = found[name_of(kind).decode("utf-8", "replace")] = kind
-    return found
+            types[name] = types[name_of(kind).decode("utf-8", "replace")] = kind
+    return types
 
 
 def splits_rows(device: Device) -> bool:
-    """Can its backend spread the rows of a matrix over several devices?"""
+    """Tell whether its backend can spread the rows of a matrix over several devices."""
     registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)
     find = function("ggml_backend_reg_get_proc_address", _pointer, _pointer, _text)
     of_device = registry(device_pointer(device.name))
@@ -132,11 +157,11 @@ def free_memory() -> int:
     return free
 
 
-def _told(device: int) -> Device:
-    """What ggml tells of a device."""
+def _describe(device: int) -> Device:
+    """Ask ggml about a device."""
 
-    def told(what: str) -> str:
-        text: bytes = function(f"ggml_backend_{what}", _text, _pointer)(device)
+    def text_of(what: str) -> str:
+        text: bytes = function(f"ggml_backend_dev_{what}", _text, _pointer)(device)
         return text.decode("utf-8", "replace")
 
     registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
@@ -146,18 +171,23 @@ def _told(device: int) -> Device:
     get_props(device, ctypes.addressof(props))
     kind = KINDS[props.type] if props.type < len(KINDS) else "other"
     return Device(
-        told("dev_name"), told("dev_description"), kind, backend.startswith(_RPC.encode()),
-        props.free, props.total, backend.decode("utf-8", "replace"),
-        (props.card or b"").decode("utf-8", "replace"),
-    )  # fmt: skip
+        name=text_of("name"),
+        description=text_of("description"),
+        kind=kind,
+        remote=backend.startswith(_RPC.encode()),
+        free=props.free,
+        total=props.total,
+        backend=backend.decode("utf-8", "replace"),
+        card=(props.card or b"").decode("utf-8", "replace"),
+    )
 
 
 def build() -> Build:
-    """What this build is."""
+    """Describe this build."""
     return Build(
         library=f"llama-cpp-python {library_version()}",
         build=build_id(),
-        gpu_offload=any(one.takes_layers and not one.remote for one in devices()),
+        gpu_offload=any(device.takes_layers and not device.remote for device in devices()),
         rpc=bool(lib().llama_supports_rpc()),
         cpu=cpu_name(),
         cpu_features=tuple(name for name in _CPU_FEATURES if _cpu_has(name)),
@@ -168,5 +198,5 @@ def build() -> Build:
 def _cpu_has(feature: str) -> bool:
     try:
         return bool(function(f"ggml_cpu_has_{feature}", ctypes.c_int)())
-    except EngineError:  # of another kind of CPU than this build is for
+    except EngineError:  # a feature of another kind of CPU
         return False

@@ -18,19 +18,21 @@ NO_DEVICE = "none"  # in ``devices``: the CPU alone
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
-    """How one model is loaded; names and defaults are llama.cpp's unless stated.
+    """How one model is loaded. Names and defaults are llama.cpp's unless stated here.
 
-    ``n_ctx`` None is 4096 or the model's training context if that is less, 0 the latter.
-    ``n_threads`` 0 is the number of physical cores that the process may use;
+    ``n_ctx`` None is 4096, or the model's training context if that is less; 0 is the training
+    context. ``n_threads`` 0 is the number of physical cores that the process may use;
     ``n_threads_batch`` 0 is ``n_threads``.
-    ``n_gpu_layers`` None leaves it to ``qdraft.placement`` where a command or ``open_pair`` opens
-    the pair, and is all of them for a bare ``Pair``; -1 demands all. ``devices`` are names as
-    ``qdraft devices`` prints them, in the order in which layers are laid out; empty is all there
-    are, ("none",) the CPU alone. ``main_gpu`` counts among them and is the only one under
-    ``split_mode`` "none". ``override_tensors`` pairs a pattern of tensor names with the name of a
-    device or buffer type. ``kv_offload`` False keeps the KV cache in the CPU's memory.
-    ``extra_buffers`` None: for a draft, where a probe has shown that they are safe, not for a
-    target.
+
+    ``n_gpu_layers`` None lets qdraft place the layers if a command or ``open_pair`` opens the pair,
+    and puts all of them on devices for a bare ``Pair``; -1 demands all. ``devices`` are names as
+    ``qdraft devices`` prints them, in the order in which they get layers; empty stands for all of
+    them, ("none",) for the CPU alone. ``main_gpu`` is a place among them, of the only device that
+    ``split_mode`` "none" uses. ``override_tensors`` pairs patterns of tensor names with names of
+    devices or buffer types. ``kv_offload`` False keeps the KV cache in the CPU's memory.
+
+    ``extra_buffers`` allows llama.cpp's repacked weights; None allows them for a draft if a probe
+    has shown that they are safe here, and not for a target.
     """
 
     n_ctx: int | None = None
@@ -58,14 +60,20 @@ class EngineParams:
         require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
             require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
+        n_layers = self.n_gpu_layers
         require(
-            self.n_gpu_layers is None or ALL_LAYERS <= self.n_gpu_layers <= 100_000,
-            "n_gpu_layers", self.n_gpu_layers, "-1 (all) or more",
-        )  # fmt: skip
-        for name, known in (
-            ("cache_type_k", CACHE_TYPES), ("cache_type_v", CACHE_TYPES),
-            ("flash_attn", FLASH_ATTENTION), ("split_mode", SPLIT_MODES),
-        ):  # fmt: skip
+            n_layers is None or ALL_LAYERS <= n_layers <= 100_000,
+            "n_gpu_layers",
+            n_layers,
+            "-1 (all) or more",
+        )
+        choices = {
+            "cache_type_k": CACHE_TYPES,
+            "cache_type_v": CACHE_TYPES,
+            "flash_attn": FLASH_ATTENTION,
+            "split_mode": SPLIT_MODES,
+        }
+        for name, known in choices.items():
             kind = getattr(self, name)
             require(kind in known, name, kind, f"one of {', '.join(known)}")
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
@@ -73,11 +81,12 @@ class EngineParams:
         self._require_devices()
 
     def _require_devices(self) -> None:
-        """What cannot be meant together, whatever devices there are."""
-        if len(set(self.devices)) < len(self.devices):
-            raise UsageError(f"devices {', '.join(self.devices)} names one twice")
-        if NO_DEVICE in self.devices and len(self.devices) > 1:
-            raise UsageError("devices is none, and names others beside that")
+        """Raise UsageError for devices and splits that contradict each other on any machine."""
+        names = ", ".join(self.devices)
+        once = len(set(self.devices)) == len(self.devices)
+        require(once, "devices", names, "a list that names each device once")
+        alone = NO_DEVICE not in self.devices or len(self.devices) == 1
+        require(alone, "devices", names, "either none or a list of devices")
         if NO_DEVICE in self.devices and self.n_gpu_layers:
             raise UsageError("devices is none, but layers are asked for one")
         if self.split_mode == "none" and self.tensor_split:
@@ -89,29 +98,40 @@ class EngineParams:
             )
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> EngineParams:
-        """From what ``dataclasses.asdict`` gave, after a way through JSON: lists become tuples."""
+    def of_json(cls, fields: Mapping[str, Any]) -> EngineParams:
+        """Make params of what ``dataclasses.asdict`` gave and JSON stored: lists become tuples."""
 
         def frozen(value: Any) -> Any:
             return tuple(map(frozen, value)) if isinstance(value, list) else value
 
-        return cls(**{name: frozen(value) for name, value in told.items()})
+        return cls(**{name: frozen(value) for name, value in fields.items()})
 
     def same_place(self, other: EngineParams) -> bool:
-        """Do weights that are loaded by these go where those of ``other`` do?"""
-        names = ("n_gpu_layers", "devices", "split_mode", "main_gpu", "tensor_split",
-                 "override_tensors")  # fmt: skip
+        """Tell whether these put weights where ``other`` puts them."""
+        names = (
+            "n_gpu_layers",
+            "devices",
+            "split_mode",
+            "main_gpu",
+            "tensor_split",
+            "override_tensors",
+        )
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def elsewhere(self, devices: tuple[str, ...]) -> EngineParams:
-        """The same on other devices, without what was said of how to split over the first ones."""
+        """Return the same for other devices, without the split over the first ones."""
         if devices == (NO_DEVICE,):
             return self.on_cpu()
         return replace(self, devices=devices, split_mode="layer", main_gpu=0, tensor_split=())
 
     def on_cpu(self) -> EngineParams:
-        """The same on the CPU alone."""
+        """Return the same for the CPU alone."""
         return replace(
-            self, n_gpu_layers=None, devices=(NO_DEVICE,), split_mode="layer", main_gpu=0,
-            tensor_split=(), kv_offload=True,
-        )  # fmt: skip
+            self,
+            n_gpu_layers=None,
+            devices=(NO_DEVICE,),
+            split_mode="layer",
+            main_gpu=0,
+            tensor_split=(),
+            kv_offload=True,
+        )

@@ -1,4 +1,4 @@
-"""Where a model goes: what is asked of llama.cpp, and what it then says that it did."""
+"""Where a model goes: what qdraft asks of llama.cpp, and what llama.cpp logs that it did."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "out
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds of a model: number of layers, and bytes."""
+    """What one device holds of a model: its layers, and bytes."""
 
     n_layers: int = 0
     weights: int = 0
@@ -49,10 +49,10 @@ class _Override(ctypes.Structure):
 
 
 def chosen_devices(params: EngineParams) -> list[Device]:
-    """The devices that layers may go to, in order. Raises UsageError for unknown ones."""
+    """Return the devices that layers may go to, in order. Raises UsageError for unknown ones."""
     if NO_DEVICE in params.devices:
         return []
-    found = offload_devices()
+    chosen = offload_devices()
     if params.devices:
         known = {device.name: device for device in devices() if device.takes_layers}
         for name in params.devices:
@@ -61,15 +61,15 @@ def chosen_devices(params: EngineParams) -> list[Device]:
                     f"there is no device {name} to put layers on",
                     hint=f"known: {', '.join(known) or 'none'}; qdraft devices shows them",
                 )
-        found = [known[name] for name in params.devices]
-    return found
+        chosen = [known[name] for name in params.devices]
+    return chosen
 
 
 def place(native_params: Any, params: EngineParams) -> list[Any]:
     """Write into llama_model_params where a model goes.
 
-    Returns what must be kept until the model is loaded. Raises UsageError for what this build or
-    this machine does not have, and for what makes no sense together.
+    Returns what must be held until the model is loaded. Raises UsageError for what this build or
+    this machine lacks, and for params that contradict each other.
     """
     chosen = chosen_devices(params)
     require_placeable(params, chosen)
@@ -92,11 +92,9 @@ def place(native_params: Any, params: EngineParams) -> list[Any]:
 
 
 def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
-    """Raises UsageError for GPU settings without a GPU, or with too few."""
-    asked = (
-        params.n_gpu_layers or params.main_gpu or params.tensor_split
-        or params.split_mode != "layer" or not params.kv_offload
-    )  # fmt: skip
+    """Raise UsageError for GPU settings without a GPU, or with too few."""
+    splits = params.main_gpu or params.tensor_split or params.split_mode != "layer"
+    asked = params.n_gpu_layers or splits or not params.kv_offload
     if asked and not chosen and NO_DEVICE not in params.devices:
         raise UsageError(
             "layers are asked for the GPU, but this build of llama-cpp-python has no device for "
@@ -122,7 +120,7 @@ def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
 
 
 def _overrides(params: EngineParams, chosen: Sequence[Device]) -> Any:
-    """The pairs of pattern and buffer type, closed by an empty one."""
+    """Return the pairs of pattern and buffer type, closed by an empty one."""
     if not params.override_tensors:
         return None
     known = buffer_types([CPU, *(device.name for device in chosen)])
@@ -134,20 +132,20 @@ def _overrides(params: EngineParams, chosen: Sequence[Device]) -> Any:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"{pattern} is no pattern of tensor names: {error}") from error
+            raise UsageError(f"{pattern} is not a pattern of tensor names: {error}") from error
     pairs = [_Override(p.encode(), known[where]) for p, where in params.override_tensors]
     return (_Override * (len(pairs) + 1))(*pairs, _Override(None, None))
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a loaded model is, by device name, as llama.cpp told it.
+    """Where a loaded model is, by device name, as llama.cpp logged it.
 
     ``layers`` names the device of each layer; the last one is the output. ``moved`` counts the
-    tensors that were put elsewhere by pattern. ``surprises`` are sentences on what is not where
-    its layer is. ``mapped`` are, by device, those bytes of weights that are a stretch of the file,
-    from the first tensor that is used there to the last; what is not used takes no memory.
-    ``remote`` names those of its devices that are of RPC servers.
+    tensors that a pattern put elsewhere. ``surprises`` are sentences on what is not on the device
+    of its layer. ``mapped`` are, by device, the bytes of weights that are a stretch of the file,
+    from the first tensor that the device uses to the last; unused parts take no memory. ``remote``
+    names the devices that belong to RPC servers.
     """
 
     layers: tuple[str, ...]
@@ -159,12 +157,12 @@ class Placed:
 
     @property
     def n_offloaded(self) -> int:
-        """Layers on a device other than the CPU, the output layer counted as one."""
+        """The number of layers on devices other than the CPU; the output counts as one."""
         return sum(name != CPU for name in self.layers)
 
 
 def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
-    """What llama.cpp's log of loading a model and making a context says."""
+    """Read where a model is from llama.cpp's log of loading it and making a context."""
     layers: dict[int, str] = {}
     moved: dict[str, int] = defaultdict(int)
     sizes: dict[tuple[str, str], float] = defaultdict(float)
@@ -172,20 +170,20 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     surprises: list[str] = []
     mapped: dict[str, float] = defaultdict(float)
     for line in lines:
-        if found := logs.LAYER.search(line):
-            layers[int(found[1])] = found[2]
-        elif found := logs.BUFFER.search(line):
-            where, kind, mib = device_of(found[1], known), found[2], float(found[3])
-            mapped[where] += mib if found[1].endswith("_Mapped") else 0
-            if kind == "compute":  # told again whenever it is reserved anew
+        if match := logs.LAYER.search(line):
+            layers[int(match[1])] = match[2]
+        elif match := logs.BUFFER.search(line):
+            where, kind, mib = device_of(match[1], known), match[2], float(match[3])
+            mapped[where] += mib if match[1].endswith("_Mapped") else 0
+            if kind == "compute":  # logged again whenever it is reserved anew
                 compute[where] = mib
             else:
                 sizes[where, _KINDS[kind]] += mib
-        elif found := logs.MOVED.search(line):
-            moved[device_of(found[2], known)] += 1
-        elif found := logs.ELSEWHERE.search(line):
+        elif match := logs.MOVED.search(line):
+            moved[device_of(match[2], known)] += 1
+        elif match := logs.ELSEWHERE.search(line):
             surprises.append(
-                f"{found[3]} of layer {found[1]} runs on {found[4]}, not on {found[2]} with the "
+                f"{match[3]} of layer {match[1]} runs on {match[4]}, not on {match[2]} with the "
                 "layer: the device lacks it"
             )
     for where, mib in compute.items():
@@ -200,34 +198,38 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
         for name in names
     }
     as_one = any(name.startswith(_TOGETHER) for name in names)
-    remote = [one.name for one in known if one.remote and (one.name in names or as_one)]
+    remote = [device.name for device in known if device.remote and (as_one or device.name in names)]
     return Placed(
-        tuple(of_layers), shares, dict(moved), tuple(dict.fromkeys(surprises)),
-        {name: round(mib * _MIB) for name, mib in mapped.items() if mib}, tuple(remote),
-    )  # fmt: skip
+        layers=tuple(of_layers),
+        shares=shares,
+        moved=dict(moved),
+        surprises=tuple(dict.fromkeys(surprises)),
+        mapped={name: round(mib * _MIB) for name, mib in mapped.items() if mib},
+        remote=tuple(remote),
+    )
 
 
-def not_as_asked(placed: Placed, params: EngineParams) -> list[str]:
-    """Sentences on what is on the CPU although a device was asked for."""
+def surprises_of(placed: Placed, params: EngineParams) -> list[str]:
+    """Return sentences on what is on the CPU although the params ask for a device."""
     total = len(placed.layers)
     n_asked = total if params.n_gpu_layers == ALL_LAYERS else min(params.n_gpu_layers or 0, total)
-    told = list(placed.surprises)
+    surprises = list(placed.surprises)
     if placed.n_offloaded < n_asked:
-        told.append(
+        surprises.append(
             f"{n_asked} layers were asked for devices, but {n_asked - placed.n_offloaded} of them "
             "are on the CPU"
         )
     on_cpu = placed.shares.get(CPU, Share()).kv
     if params.kv_offload and on_cpu and placed.n_offloaded == total:
-        told.append("all layers are on devices, but a part of the KV cache is on the CPU")
-    return told
+        surprises.append("all layers are on devices, but a part of the KV cache is on the CPU")
+    return surprises
 
 
 def device_of(buffer: str, known: Sequence[Device]) -> str:
-    """The device that a buffer is on, by its name; page-locked memory is the CPU's."""
-    if found := logs.SERVER_BUFFER.search(buffer):
-        of_server = [device.name for device in known if device.description == found[2]]
-        return of_server[int(found[1])] if int(found[1]) < len(of_server) else buffer
+    """Return the device of a buffer by its name; page-locked memory is the CPU's."""
+    if match := logs.SERVER_BUFFER.search(buffer):
+        of_server = [device.name for device in known if device.description == match[2]]
+        return of_server[int(match[1])] if int(match[1]) < len(of_server) else buffer
     if buffer.startswith(_TOGETHER):
         return buffer
     if buffer.endswith("_Host"):

@@ -1,8 +1,9 @@
-"""Are llama.cpp's extra buffer types (repacked weights, AMX tiles) safe on this machine?
+"""A probe of whether llama.cpp's repacked weights are safe on this machine.
 
-Some virtual machines advertise AMX and die with SIGILL when a tile instruction runs. That
-cannot be caught, so a child process tries a tiny model once per library build and CPU, and
-the answer is kept.
+llama.cpp calls them extra buffer types: weights in another order, or in AMX tiles. Some virtual
+machines advertise AMX and kill a process with SIGILL if it runs a tile instruction. No program can
+catch that, so a child process tries a tiny model once for each build and CPU, and qdraft keeps the
+answer.
 """
 
 from __future__ import annotations
@@ -28,26 +29,38 @@ log = logging.getLogger(__name__)
 Run = Callable[[Sequence[str]], int]
 
 # Every weight type that some CPU build repacks or moves to tiles, one layer each.
-_TYPES = (
-    "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS",
-)  # fmt: skip
+_TYPES = [
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+]
 _WIDTH = 256
 _N_VOCAB = 64
 
 
 @lru_cache(maxsize=1)
 def extra_buffers_are_safe() -> bool:
-    """The kept answer for this build and CPU, or that of a child process, which is then kept."""
+    """Return the kept answer for this build and CPU; if there is none, let a child process try."""
     return ask(cache_dir() / "extra-buffers.json", f"{build_id()} | {cpu_id()}", _run_child)
 
 
 def ask(store: Path, key: str, run: Run) -> bool:
     """Look ``key`` up in the JSON file ``store``; else let ``run`` try, and keep its answer.
 
-    ``run`` gets a command line and returns its exit status. A child that dies of a signal
-    (or of the Windows code for an illegal instruction) means "not safe"; one that fails in
-    an ordinary way means "not safe" for now, and is not kept.
+    ``run`` gets a command line and returns its exit status. If the child dies of a signal (or of
+    the Windows code for an illegal instruction), repacked weights are not safe. If it fails in an
+    ordinary way, they are not safe for now, and qdraft asks again next time.
     """
     kept = _read(store)
     if key in kept:
@@ -58,18 +71,22 @@ def ask(store: Path, key: str, run: Run) -> bool:
         status = run(command(__name__, str(model)))
     crashed = status < 0 or status in (0xC000001D, 128 + 4)
     if status and not crashed:
-        log.warning("the probe of extra buffers failed with status %d: they stay off", status)
+        log.warning("the probe of repacked weights failed with status %d: they stay off", status)
         return False
     try:
         with new_file(store) as part:
             part.write_text(json.dumps({**kept, key: not crashed}, indent=1), encoding="utf-8")
     except OSError as error:
-        log.warning("the answer of the probe cannot be kept in %s: %s", store, error.strerror)
+        log.warning(
+            "the answer of the probe of repacked weights cannot be written to %s: %s",
+            store,
+            error.strerror,
+        )
     return not crashed
 
 
 def _read(store: Path) -> dict[str, bool]:
-    """The answers kept so far; none when the file is missing or damaged."""
+    """Return the answers kept so far; none if the file is missing or damaged."""
     try:
         kept = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +105,7 @@ def _run_child(command: Sequence[str]) -> int:
 
 
 def _write_tiny_model(path: Path) -> None:
-    """A llama model of zeros with one layer for each weight type."""
+    """Write a llama model of zeros with one layer for each weight type."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
@@ -124,7 +141,7 @@ def _write_tiny_model(path: Path) -> None:
 
 
 def main(args: list[str]) -> int:
-    """The child, given a model: decode batches of several widths with extra buffers on."""
+    """Run the child, given a model: decode batches of several widths with repacked weights."""
     llama = lib()
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0

@@ -1,4 +1,4 @@
-"""A model's vocabulary: tokens, text, chat template; and the proof that two are the same."""
+"""A model's vocabulary: tokens, text and chat template; and a check that two are the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdraft.llama.native import lib
 
 
 class LlamaVocab:
-    """The vocabulary of a loaded model; raises EngineError once that is closed."""
+    """The vocabulary of a loaded model. Raises EngineError once the model is closed."""
 
     def __init__(self, model: Any) -> None:
         self._lib = lib()
@@ -33,7 +33,7 @@ class LlamaVocab:
         return pointer
 
     def close(self) -> None:
-        """The model is freed: native code must not be asked about it any more."""
+        """Forget the model, which is about to be freed."""
         self._model = self._pointer = None
 
     def is_end(self, token: int) -> bool:
@@ -66,24 +66,24 @@ class LlamaVocab:
             size = -n
 
     def texts(self) -> list[bytes]:
-        """The raw text of every token, by id."""
+        """Return the raw text of every token, by id."""
         get = self._lib.llama_vocab_get_text
         return [get(self._vocab, token) for token in range(self.n_tokens)]
 
-    def unused(self, token: int) -> bool:
-        """True for a token that only fills the vocabulary up to a round size."""
+    def is_unused(self, token: int) -> bool:
+        """Tell whether a token only fills the vocabulary up to a round size."""
         attr = int(self._lib.llama_vocab_get_attr(self._vocab, token))
         return bool(attr & self._lib.LLAMA_TOKEN_ATTR_UNUSED)
 
     def special(self) -> dict[str, int]:
-        """The ids and flags that shape how text is tokenized and where it ends."""
+        """Return the ids and flags that decide how text is tokenized and where it ends."""
         names = ("bos", "eos", "eot", "get_add_bos", "get_add_eos")
-        found = {n: int(getattr(self._lib, f"llama_vocab_{n}")(self._vocab)) for n in names}
-        return {"type": int(self._lib.llama_vocab_type(self._vocab)), **found}
+        values = {n: int(getattr(self._lib, f"llama_vocab_{n}")(self._vocab)) for n in names}
+        return {"type": int(self._lib.llama_vocab_type(self._vocab)), **values}
 
     @property
     def chunk_bos(self) -> int:
-        """What a chunk cut out of a text starts with: the BOS where one is wanted, else -1."""
+        """The token that a chunk of a text starts with: BOS if the model wants one, else -1."""
         return self.bos if self.special()["get_add_bos"] else -1
 
     @cached_property
@@ -93,7 +93,7 @@ class LlamaVocab:
         return text.decode("utf-8", "replace") if text else None
 
     def use_template(self, text: str) -> None:
-        """Another Jinja chat template in place of the model's own."""
+        """Use another Jinja chat template in place of the model's own."""
         self._template = text
 
     @property
@@ -115,30 +115,30 @@ class LlamaVocab:
             return str(formatter(messages=list(messages)).prompt)
         except (jinja2.TemplateError, ValueError) as error:  # templates raise ValueError on purpose
             raise UsageError(
-                f"the model's chat template does not take this: {error}",
-                hint="--raw leaves the template out",
+                f"the model's chat template fails: {error}",
+                hint="leave the template out with --raw",
             ) from error
 
 
 def require_same_vocab(target: LlamaVocab, draft: LlamaVocab) -> None:
-    """Raise PairError, with the first difference, unless a draft's tokens mean the same.
+    """Raise PairError with the first difference unless a draft's tokens mean the same.
 
-    Ids at the end that one vocabulary has beyond the other must be unused ones.
+    Tokens at the end that only one vocabulary has must be unused.
     """
     for name, value in target.special().items():
-        other = draft.special()[name]
-        if value != other:
+        own = draft.special()[name]
+        if value != own:
             raise _mismatch(
-                f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
+                f"{name.removeprefix('get_')} is {value} in the target, {own} in the draft"
             )
-    for token, (one, two) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
-        if one != two:
+    for token, (text, other) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
+        if text != other:
             raise _mismatch(
-                f"token {token} is {_show(one)} in the target, {_show(two)} in the draft"
+                f"token {token} is {_show(text)} in the target, {_show(other)} in the draft"
             )
     longer = max((target, draft), key=lambda vocab: vocab.n_tokens)
     for token in range(min(target.n_tokens, draft.n_tokens), longer.n_tokens):
-        if not longer.unused(token):
+        if not longer.is_unused(token):
             role = "target" if longer is target else "draft"
             raise _mismatch(f"token {token}, {_show(longer.texts()[token])}, is only in the {role}")
 
@@ -150,5 +150,5 @@ def _show(text: bytes) -> str:
 def _mismatch(difference: str) -> PairError:
     return PairError(
         f"draft and target have different vocabularies: {difference}",
-        hint="a draft must be a quantization of the same model",
+        hint="use a quantization of the same model as the draft",
     )

@@ -21,7 +21,7 @@ def require_pair(target: Path, draft: Path | None) -> None:
     if len(facts) < 2:
         return
     pairing = compare(*facts)
-    if pairing.verdict == INCOMPATIBLE:
+    if pairing.relation == INCOMPATIBLE:
         first = pairing.differences[0]
         raise PairError(
             f"these files do not pair: {first.what} is {first.first} in the target and "

@@ -77,7 +77,7 @@ def _template_lines(facts: Facts, renders: bool | None) -> list[Text]:
 
 def pairing_view(pairing: Pairing) -> RenderableType:
     """How two files relate, and every difference."""
-    lines = wrapped("verdict", _VERDICTS[pairing.verdict])
+    lines = wrapped("verdict", _VERDICTS[pairing.relation])
     if pairing.weights_error is not None:
         lines.append(line("weights", f"rows differ by up to {pairing.weights_error:.1%}"))
     for difference in pairing.differences:

@@ -17,7 +17,7 @@ from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.placed import not_as_asked
+from qdraft.llama.placed import surprises_of
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.sequence import LlamaSequence
@@ -151,7 +151,7 @@ class Pair:
                 target.n_experts,
             )
         for placed, model in zip(self.placed, self.spec.models, strict=True):
-            for surprise in not_as_asked(placed, model.params):
+            for surprise in surprises_of(placed, model.params):
                 log.warning("%s: %s", model.path.name, surprise)
 
     @property

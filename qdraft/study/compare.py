@@ -224,7 +224,7 @@ def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:
         return rung
     facts = require_model(rung)
     pairing = compare_files(reference, facts)
-    if pairing.verdict != SAME_MODEL:
+    if pairing.relation != SAME_MODEL:
         different = "; ".join(
             f"{d.what}: {d.first} and {d.second}" for d in pairing.differences[:2]
         )
