@@ -109,11 +109,11 @@ class TestReadBack:
     [
         (
             {"devices": ("A", "A")},
-            "devices is A, A, but must be a list that names each device once",
+            "devices is A, A but must be a list that names each device once",
         ),
         (
             {"devices": ("none", "A")},
-            "devices is none, A, but must be either none or a list of devices",
+            "devices is none, A but must be either none or a list of devices",
         ),
         ({"devices": ("none",), "n_gpu_layers": 3}, "is none, but layers are asked"),
         ({"split_mode": "none", "tensor_split": (1.0,)}, "tensor_split has no meaning"),
