@@ -91,7 +91,7 @@ def option(panel: str, *names: str, help: str, default: str | None = None, **mor
 
 def option_names(group: type[Group]) -> dict[str, str]:
     """The long option of each field of a group: ``{"top_k": "--top-k", ...}``."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = _hints_of(group)
     return {
         each.name: name for each in _options_of(group) if (name := _long_name(hints[each.name]))
     }
@@ -99,7 +99,7 @@ def option_names(group: type[Group]) -> dict[str, str]:
 
 def parameter_names(group: type[Group]) -> dict[str, str]:
     """The long option of each parameter of the library: ``{"n_ctx": "--ctx-size", ...}``."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = _hints_of(group)
     names = option_names(group)
     return {
         beside.parameter: name
@@ -159,6 +159,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_HINTS: dict[type[Group], dict[str, Any]] = {}
 _OLD = "_formerly"  # ends the name of the hidden parameter of an old option
 
 
@@ -182,7 +183,7 @@ class _Expanded:
                 kept = [name for name in kept if name not in each.names]
             elif isinstance(each, Defaults):
                 defaults |= each.values
-        hints = get_type_hints(group, include_extras=True)
+        hints = _hints_of(group)
         parameters = []
         for own in _options_of(group):
             if own.name not in kept:
@@ -213,6 +214,13 @@ class _Expanded:
             own[name] = value
             given.add(name)
         return self.group(given=frozenset(given & own.keys()), **{**self.defaults, **own})
+
+
+def _hints_of(group: type[Group]) -> dict[str, Any]:
+    """The annotations of a group's fields, with their options; each group is read once."""
+    if group not in _HINTS:
+        _HINTS[group] = get_type_hints(group, include_extras=True)
+    return _HINTS[group]
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -247,7 +255,7 @@ def _with_default_shown(hint: Any) -> Any:
 
 
 def _old_name(group: type[Group], name: str) -> str:
-    hint = get_type_hints(group, include_extras=True)[name]
+    hint = _hints_of(group)[name]
     return next(each.option for each in get_args(hint) if isinstance(each, Formerly))
 
 
