@@ -57,10 +57,10 @@ class TestOverlap:
 
     def test_shared_cells_are_copied_before_each_place(self) -> None:
         target, draft = engine(), engine(blend=0.5)
-        courier = FakeKvCopy(target, draft)
-        result = measure_overlap(target, draft, self.TEXTS, courier.copy)
+        kv_copy = FakeKvCopy(target, draft)
+        result = measure_overlap(target, draft, self.TEXTS, kv_copy.copy)
         assert result.n == 8
-        assert courier.starts == [0, 2, 3, 4, 5, 0, 1, 2]
+        assert kv_copy.starts == [0, 2, 3, 4, 5, 0, 1, 2]
         assert (target.n_past, draft.n_past) == (0, 0)
 
 

@@ -128,10 +128,12 @@ class Scores:
         self._kld.append((weights * (base - own)).sum(axis=1, dtype=float))
 
     def perplexity(self) -> Perplexity:
+        """The perplexity over all places that were added."""
         nll = np.concatenate(self._nll)
         return Perplexity(len(nll), _exp(mean_of(nll)))
 
     def divergence(self) -> Divergence:
+        """The divergence from the base over all places that were added with it."""
         nll, base = np.concatenate(self._nll), np.concatenate(self._nll_base)
         kld, dp = np.concatenate(self._kld), np.concatenate(self._dp)
         ln_ratio = mean_of(nll - base)
