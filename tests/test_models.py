@@ -70,8 +70,8 @@ def test_the_usual_places(
     models, wrong = read_all([*gguf_files(known_folders()), *ollama_models()])
     assert not wrong
     assert {m.file_type for m in models} == {"unknown", "F16", "Q4_0"}
-    told = json.loads(qdraft_process("models", "scan", "--json").stdout)
-    assert told["models"] == []  # files of less than a megabyte are no models for a user
+    shown = json.loads(qdraft_process("models", "scan", "--json").stdout)
+    assert shown["models"] == []  # files of less than a megabyte are no models for a user
 
 
 def test_pairs_of_one_model_are_ranked(ladder: dict[str, Path], tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ class TestCommands:
         files = ("-m", str(ladder["F32"]), "-d", str(ladder["Q4_0"]))
         added = qdraft("models", "add", "mine", *files, "--description", "a tiny one")
         assert added.returncode == 0, added.stderr
-        told = json.loads(qdraft("models", "show", "mine", "--json").stdout)
-        assert (told["target"], told["description"]) == (str(ladder["F32"]), "a tiny one")
+        shown = json.loads(qdraft("models", "show", "mine", "--json").stdout)
+        assert (shown["target"], shown["description"]) == (str(ladder["F32"]), "a tiny one")
         again = qdraft("models", "add", "mine", *files)
         assert again.returncode == 2
         assert "--force" in again.stderr
@@ -137,8 +137,8 @@ class TestCommands:
         assert "Q4_1" in done.stdout
         assert "qdraft make TARGET.gguf" in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
-        told = json.loads(qdraft("models", "scan", str(source_file.parent), "--json").stdout)
-        assert str(source_file) in [m["path"] for m in told["models"]]
+        shown = json.loads(qdraft("models", "scan", str(source_file.parent), "--json").stdout)
+        assert str(source_file) in [m["path"] for m in shown["models"]]
         assert qdraft("models", "scan", "/nowhere/at/all").returncode == 2
 
 
@@ -160,12 +160,12 @@ def test_what_an_entry_says_is_shown(tmp_path: Path) -> None:
         "    template: chat.jinja\n    devices: {gpu-layers: all}\n"
         "    tuned: {n-draft: 3, evidence: 1.2 times}\n"
     )
-    told = json.loads(qdraft("models", "show", "a", "--models-file", str(path), "--json").stdout)
-    assert told["context"] == 512
-    assert told["origin"] == "a friend"
-    assert told["template"] == str(tmp_path / "chat.jinja")
-    assert told["devices"] == {"gpu-layers": "all"}
-    assert told["tuned"] == {"n-draft": 3, "evidence": "1.2 times"}
+    shown = json.loads(qdraft("models", "show", "a", "--models-file", str(path), "--json").stdout)
+    assert shown["context"] == 512
+    assert shown["origin"] == "a friend"
+    assert shown["template"] == str(tmp_path / "chat.jinja")
+    assert shown["devices"] == {"gpu-layers": "all"}
+    assert shown["tuned"] == {"n-draft": 3, "evidence": "1.2 times"}
     shown = "".join(qdraft("models", "show", "a", "--models-file", str(path)).stdout.split())
     for text in ("afriend", "chat.jinja", "512", "gpu-layersall", "n-draft3(1.2times)"):
         assert text in shown

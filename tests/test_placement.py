@@ -66,7 +66,7 @@ class TestChoose:
             draft = needs(target.n_layers - 1, int(rng.integers(4, 20)))
             room = Room(int(rng.integers(0, 500)), float(rng.uniform(2, 20)))
             alpha = float(rng.uniform(0.3, 0.99))
-            found = choose(target, draft, [room], alpha)[0]
+            choice = choose(target, draft, [room], alpha)[0]
             best = 0.0
             for n, m in itertools.product(range(target.n_layers + 1), range(draft.n_layers + 1)):
                 taken = shares_of(target, (n,))[0].total + shares_of(draft, (m,))[0].total
@@ -78,26 +78,26 @@ class TestChoose:
                 row = (0.1 * on_cpu + 0.02 * on_device) / token
                 gain = max(speedup(alpha, k, c, 1 + row * k) for k in range(9))
                 best = max(best, gain * sum(target.weights) / token)
-            assert found.speed == pytest.approx(best)
+            assert choice.speed == pytest.approx(best)
 
     def test_the_draft_goes_on_the_device_first_where_the_target_does_not_fit(self) -> None:
-        found = choose(needs(10, 100), needs(10, 20), [Room(300, 10.0)], 0.8)
-        assert found[0].draft == (11,)
-        assert sum(found[0].target) < 11
+        choices = choose(needs(10, 100), needs(10, 20), [Room(300, 10.0)], 0.8)
+        assert choices[0].draft == (11,)
+        assert sum(choices[0].target) < 11
 
     def test_a_draft_is_left_out_where_its_place_is_worth_more(self) -> None:
         """Both hardly accepted and large: all of the target fits without it."""
         target, draft = needs(10, 100), needs(10, 80)
-        found = choose(target, draft, [Room(1100, 10.0)], 0.1)
-        assert found[0].draft is None
-        assert found[0].target == (11,)
-        assert found[1].draft is not None
+        choices = choose(target, draft, [Room(1100, 10.0)], 0.1)
+        assert choices[0].draft is None
+        assert choices[0].target == (11,)
+        assert choices[1].draft is not None
 
     def test_a_draft_that_only_does_not_pay_is_kept(self) -> None:
         """Leaving it out makes no room: the loop itself sees that it does not pay."""
-        found = choose(needs(10, 100), needs(10, 90), [Room(5000, 10.0)], 0.05)
-        assert found[0].draft == (11,)
-        assert found[0].n_draft == 0
+        choices = choose(needs(10, 100), needs(10, 90), [Room(5000, 10.0)], 0.05)
+        assert choices[0].draft == (11,)
+        assert choices[0].n_draft == 0
 
     def test_a_room_of_another_machine_takes_no_layer_of_the_draft(self) -> None:
         rooms = [Room(5000, 8.0, for_draft=False), Room(0, 8.0)]
@@ -105,29 +105,29 @@ class TestChoose:
 
     def test_numbers_of_layers_that_are_asked_for(self) -> None:
         target, draft, rooms = needs(10, 100), needs(10, 20), [Room(700, 8.0)]
-        found = choose(target, draft, rooms, 0.8, n_target=3, n_draft=2)
-        assert found[0].target == (3,)
-        assert {choice.draft for choice in found} == {(2,), None}
+        choices = choose(target, draft, rooms, 0.8, n_target=3, n_draft=2)
+        assert choices[0].target == (3,)
+        assert {choice.draft for choice in choices} == {(2,), None}
 
     def test_they_are_laid_out_whether_they_fit_or_not(self) -> None:
         """Only llama.cpp knows for sure: what is asked for is tried."""
         target, draft = needs(10, 100), needs(10, 20)
-        found = choose(target, draft, [Room(300, 8.0)], 0.8, n_target=11, n_draft=11)
-        assert (found[0].target, found[0].draft) == ((11,), (11,))
+        choices = choose(target, draft, [Room(300, 8.0)], 0.8, n_target=11, n_draft=11)
+        assert (choices[0].target, choices[0].draft) == ((11,), (11,))
         rooms = [Room(300, 8.0, for_draft=False), Room(450, 8.0)]
-        found = choose(target, draft, rooms, 0.8, n_target=11)
-        assert found[0].draft is not None
-        assert sum(found[0].target) == 11
-        assert found[0].draft[0] == 0
+        choices = choose(target, draft, rooms, 0.8, n_target=11)
+        assert choices[0].draft is not None
+        assert sum(choices[0].target) == 11
+        assert choices[0].draft[0] == 0
 
     def test_what_fits_comes_before_what_does_not(self) -> None:
         """One number is given: the other model takes what is left, not more."""
         target, draft, room = needs(10, 100), needs(10, 20), Room(700, 8.0)
         for asked in ({"n_target": 6}, {"n_draft": 11}):
-            found = choose(target, draft, [room], 0.8, **asked)[0]
-            assert found.draft is not None
-            assert found.fits
-            taken = [shares_of(target, found.target)[0], shares_of(draft, found.draft)[0]]
+            choice = choose(target, draft, [room], 0.8, **asked)[0]
+            assert choice.draft is not None
+            assert choice.fits
+            taken = [shares_of(target, choice.target)[0], shares_of(draft, choice.draft)[0]]
             assert sum(share.total for share in taken) <= 700
         assert sum(choose(target, draft, [room], 0.8, n_target=6)[0].draft or ()) > 0
         assert sum(choose(target, draft, [room], 0.8, n_draft=11)[0].target) > 0
@@ -137,9 +137,9 @@ class TestChoose:
         """The target could go elsewhere as well."""
         target, draft = needs(20, 100), needs(20, 20)
         rooms = [Room(2400, 8.0, for_draft=False), Room(800, 8.0)]
-        found = choose(target, draft, rooms, 0.8)[0]
-        assert found.draft == (0, 21)
-        assert sum(found.target) == 21
+        choice = choose(target, draft, rooms, 0.8)[0]
+        assert choice.draft == (0, 21)
+        assert sum(choice.target) == 21
 
     def test_a_cache_kept_on_the_cpu_grows_there(self) -> None:
         of = replace(needs(4, 100, kv=0), kv_on_cpu=64)

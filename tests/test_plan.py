@@ -24,8 +24,12 @@ from qdraft.session.opening import open_spec
 
 def test_sizes() -> None:
     assert [parse_size(t, "x") for t in ("12G", "1.5g", "300MiB", "7", "2 kb")] == [
-        12 * 2**30, 3 * 2**29, 300 * 2**20, 7, 2048,
-    ]  # fmt: skip
+        12 * 2**30,
+        3 * 2**29,
+        300 * 2**20,
+        7,
+        2048,
+    ]
     for wrong in ("", "G", "12X", "-1G", "1G2"):
         with pytest.raises(UsageError, match="must be a size"):
             parse_size(wrong, "--vram")
@@ -48,8 +52,9 @@ def test_a_cache_grows_with_the_context_and_with_its_type(tmp_path: Path) -> Non
     path = tiny.windowed(tmp_path / "w.gguf", window=32, n_ctx=4096)
     sizes = {
         (n_ctx, kind): sum(needs(path, EngineParams(n_ctx=n_ctx, cache_type_k=kind)).kv)
-        for n_ctx in (1024, 2048) for kind in ("f16", "f32")
-    }  # fmt: skip
+        for n_ctx in (1024, 2048)
+        for kind in ("f16", "f32")
+    }
     per_cell = 2 * 2 * 2 * tiny.N_HEAD_KV * tiny.HEAD  # layers, K and V, bytes
     assert sizes[1024, "f16"] == pytest.approx(1024 * per_cell, rel=0.05)
     assert sizes[2048, "f16"] == pytest.approx(2 * sizes[1024, "f16"], rel=0.02)
@@ -89,13 +94,13 @@ class TestOnTheCpu:
         self, smollm2: tuple[Path, Path]
     ) -> None:
         files = ("plan", "-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512", "--json")
-        found = json.loads(qdraft(*files, "--vram", "1G", "-devd", "none", "-nkvo").stdout)
-        use = found["devices"][0]
+        planned = json.loads(qdraft(*files, "--vram", "1G", "-devd", "none", "-nkvo").stdout)
+        use = planned["devices"][0]
         assert (use["target"]["n_layers"], use["draft"]["n_layers"]) == (31, 0)
         assert use["target"]["kv"] == 0
-        assert found["devices"][1]["target"]["kv"] > 0
-        found = json.loads(qdraft(*files, "--vram", "1G", "-ngl", "4", "-ngld", "7").stdout)
-        use = found["devices"][0]
+        assert planned["devices"][1]["target"]["kv"] > 0
+        planned = json.loads(qdraft(*files, "--vram", "1G", "-ngl", "4", "-ngld", "7").stdout)
+        use = planned["devices"][0]
         assert (use["target"]["n_layers"], use["draft"]["n_layers"]) == (4, 7)
         assert "has no device for them" in one_error(qdraft(*files, "-ngld", "7"), 2)
 
@@ -109,14 +114,14 @@ class TestOnTheCpu:
 
     def test_the_command(self, smollm2: tuple[Path, Path]) -> None:
         files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512")
-        told = qdraft("plan", *files, "--vram", "150M")
-        assert told.returncode == 0, told.stderr
-        assert max(map(len, told.stdout.splitlines())) <= 80
-        assert "no such device is here" in told.stdout
-        assert "assumed: memory of devices 8 times as fast" in " ".join(told.stdout.split())
-        found = json.loads(qdraft("plan", *files, "--vram", "150M", "--json").stdout)
-        assert found["estimated"]
-        assert [use["device"] for use in found["devices"]] == ["device 1", "CPU"]
+        result = qdraft("plan", *files, "--vram", "150M")
+        assert result.returncode == 0, result.stderr
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        assert "no such device is here" in result.stdout
+        assert "assumed: memory of devices 8 times as fast" in " ".join(result.stdout.split())
+        planned = json.loads(qdraft("plan", *files, "--vram", "150M", "--json").stdout)
+        assert planned["estimated"]
+        assert [use["device"] for use in planned["devices"]] == ["device 1", "CPU"]
         result = qdraft("plan", *files, "--vram", "150M", "--compare-loaded")
         assert "cannot be combined with --vram for devices that are not here" in one_error(
             result, 2
@@ -138,7 +143,7 @@ def test_how_far_a_plan_is_off() -> None:
     # Of a mapping the stretch of the file is compared, not what is read of it.
     assert MemoryRow("CPU", "target", "weights", 60, 100, span=100).agrees
     assert not MemoryRow("CPU", "target", "weights", 100, 100, span=60).agrees
-    # Repacked weights are copies: at least those, at most everything that was told.
+    # Repacked weights are copies: at least those, at most everything that was reported.
     assert MemoryRow("CPU", "draft", "weights", 60, 100, span=60, repacked=40).agrees
     assert not MemoryRow("CPU", "draft", "weights", 30, 100, span=60, repacked=40).agrees
     assert not MemoryRow("CPU", "draft", "weights", 120, 100, span=60, repacked=40).agrees

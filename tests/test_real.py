@@ -242,9 +242,9 @@ def test_rows_are_those_of_the_last_tokens(source_file: Path) -> None:
     assert engine.n_past == 110
     engine.truncate(107)
     for i in range(3):
-        one = engine.eval([tokens[107 + i]], 1)[0]
-        np.testing.assert_allclose(rows[i], one, atol=0.5)
-        assert rows[i].argmax() == one.argmax()
+        alone = engine.eval([tokens[107 + i]], 1)[0]
+        np.testing.assert_allclose(rows[i], alone, atol=0.5)
+        assert rows[i].argmax() == alone.argmax()
     assert engine.eval([1], 0).shape == (0, model.vocab.n_tokens)
     assert context.decode_s > 0
     context.close()

@@ -9,12 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from fakes import engine, vocab
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft import DecodeParams, EngineParams, FinishReason, Pair, PairSpec, SamplingParams
+from qdraft.decoding.policy.learned import Learned
+from qdraft.decoding.records import Round
 from qdraft.errors import ContextError, EngineError, UsageError
 from qdraft.session.generation import Generation
+from qdraft.session.pair import Sequences
+from qdraft.session.session import Session
+from qdraft.testing import FakeKvCopy
 
 GREEDY = SamplingParams(temperature=0, logit_bias={1: -np.inf})
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias={1: -np.inf})
@@ -153,6 +159,121 @@ class TestSession:
             again = session.generate([*user(1, 20), *first.tokens], GREEDY, fixed())
             again.read()
             assert again.n_reused.target == 20 + len(first.tokens) - 1
+
+
+class FakePair:
+    """What a session asks of a pair, over fake sequences; ``opened`` are all that it has opened."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.vocab = vocab(8)
+        self.draft = True
+        self.learned = Learned()
+        self.opened: list[Sequences] = []
+        self.holding: set[Session] = set()
+
+    def open_sequences(self) -> Sequences:
+        target, draft = engine(), engine(blend=0.3)
+        self.opened.append(Sequences(target, draft, FakeKvCopy(target, draft)))  # type: ignore[arg-type]
+        return self.opened[-1]
+
+    def register(self, session: Session) -> None:
+        self.holding.add(session)
+
+    def forget(self, session: Session) -> None:
+        self.holding.discard(session)
+
+    def require_rollback(self) -> None: ...
+
+    def observe(self, round: Round) -> None: ...
+
+    def save_costs(self) -> None: ...
+
+
+class TestWithoutAModel:
+    """Sessions and their texts on fakes, whose logits are exact: equal means equal."""
+
+    PROMPTS = ([1, 0, 2], [3, 3, 1, 5], [7, 2, 2])
+    SAMPLING = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+
+    def texts(self, pair: FakePair, *, keep: bool = True) -> list[Generation]:
+        return [
+            Session(pair, keep=keep).generate(  # type: ignore[arg-type]
+                prompt, self.SAMPLING, fixed(30, seed=i)
+            )
+            for i, prompt in enumerate(self.PROMPTS)
+        ]
+
+    def test_texts_that_take_turns_are_what_they_are_alone(self) -> None:
+        alone = self.texts(FakePair())
+        for text in alone:
+            text.read()
+        texts = self.texts(FakePair())
+        waiting = list(texts)
+        while waiting:
+            waiting = [text for text in waiting if text.step()]
+        assert [text.tokens for text in texts] == [text.tokens for text in alone]
+        assert sum(text.summary.n_accepted for text in texts) > 10
+
+    def test_threads_take_turns_too(self) -> None:
+        alone = self.texts(FakePair())
+        for text in alone:
+            text.read()
+        texts = self.texts(FakePair())
+        threads = [threading.Thread(target=text.read) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert [text.tokens for text in texts] == [text.tokens for text in alone]
+
+    def test_turns_read_what_is_new_once(self) -> None:
+        pair = FakePair()
+        session = Session(pair)  # type: ignore[arg-type]
+        tokens: list[int] = [1]
+        for turn in range(5):
+            tokens += [turn, 2, turn]
+            text = session.generate(tokens, self.SAMPLING, fixed(9, seed=turn))
+            text.read()
+            again = Session(FakePair()).generate(  # type: ignore[arg-type]
+                tokens, self.SAMPLING, fixed(9, seed=turn)
+            )
+            again.read()
+            assert text.tokens == again.tokens
+            assert text.n_reused.target == (len(tokens) - 4 if turn else 0)
+            tokens += text.tokens
+        assert len(pair.opened) == 1
+        session.close()
+        assert pair.opened[0].target.closed  # type: ignore[attr-defined]
+        assert not pair.holding
+
+    def test_a_text_of_its_own_gives_back_what_it_took(self) -> None:
+        pair = FakePair()
+        whole, cut = self.texts(pair, keep=False)[:2]
+        whole.read()
+        cut.step()
+        cut.close()
+        cut.close()
+        assert cut.step() == []
+        assert all(opened.target.closed for opened in pair.opened)  # type: ignore[attr-defined]
+        assert not pair.holding
+
+    def test_an_error_gives_back_what_may_be_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = FakePair()
+        session = Session(pair)  # type: ignore[arg-type]
+        text = session.generate([1, 2, 3], self.SAMPLING, fixed())
+        text.step()
+
+        def fails(*args: object) -> None:
+            raise EngineError("the server is lost")
+
+        monkeypatch.setattr(pair.opened[0].target, "eval", fails)
+        with pytest.raises(EngineError, match="the server is lost"):
+            text.step()
+        assert text.finish_reason is FinishReason.ERROR
+        assert pair.opened[0].target.closed  # type: ignore[attr-defined]
+        assert session.generate([1, 2, 3], self.SAMPLING, fixed()).read()
+        assert len(pair.opened) == 2
 
 
 class TestTakingTurns:

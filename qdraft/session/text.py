@@ -23,7 +23,7 @@ class TextVocab(Vocab, Protocol):
     def has_chat_template(self) -> bool: ...
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids; special tokens in the text are recognised, BOS is added where wanted."""
+        """The token ids of a text, special tokens included; with BOS if the model wants one."""
         ...
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -36,8 +36,8 @@ def encode_prompt(
 ) -> list[int]:
     """The token ids of a prompt, in the model's chat template unless it has none or ``raw``.
 
-    Where the text itself starts with the BOS that the tokenizer adds, one of the two is
-    dropped. Raises UsageError for an empty prompt, or a system text without a template.
+    If the text itself starts with the BOS that the tokenizer adds, only one of the two stays.
+    Raises UsageError for an empty prompt, or for a system text without a template.
     """
     chat = vocab.has_chat_template and not raw
     if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
@@ -52,16 +52,16 @@ def encode_prompt(
     if len(tokens) > 1 and tokens[0] == tokens[1] == vocab.bos:
         del tokens[0]
     if not tokens:
-        raise UsageError("the prompt is empty", hint="give some text with -p, -f or on stdin")
+        raise UsageError("the prompt is empty", hint="give a text with -p, -f or on stdin")
     return tokens
 
 
 class TextReader:
-    """Turns committed tokens into printable text, one token at a time.
+    """Turns emitted tokens into printable text, one token at a time.
 
-    A character comes out when its last byte is there; text that may be the start of a
-    stop string is held back until that is decided. What was read always equals the
-    whole decoded at once, cut before the first stop string.
+    A character is released with its last byte. Text that may begin a stop string is held back
+    until that is decided. All released text together equals the whole text decoded at once, cut
+    before the first stop string.
     """
 
     def __init__(self, vocab: Vocab, stop: Sequence[str] = ()) -> None:
@@ -89,11 +89,11 @@ class TextReader:
         return tuple(tokens), None
 
     def push(self, token: int) -> str:
-        """The text that this token releases; sets ``stopped`` at a stop string."""
+        """The text that this token releases; sets ``stopped`` if it completes a stop string."""
         return self._release(self._decoder.decode(self._vocab.piece(token)))
 
     def flush(self) -> str:
-        """The text ended: whatever was held back, a cut character as one U+FFFD."""
+        """The text that was held back when the text ended; a cut character becomes one U+FFFD."""
         text = "" if self.stopped else self._release(self._decoder.decode(b"", final=True))
         if not self.stopped:
             text, self._held = text + self._held, ""
@@ -101,17 +101,17 @@ class TextReader:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
-        if found:
+        places = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        if places:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(places)]
         n_held = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """The length of the longest end of ``text`` that begins ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n
