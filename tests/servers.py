@@ -41,10 +41,23 @@ def server(
     """
     port = port or free_port()
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "qdraft", "rpc-server", "-H", host, "-p", str(port),
-         "-t", "1"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            *prefix,
+            sys.executable,
+            "-m",
+            "qdraft",
+            "rpc-server",
+            "-H",
+            host,
+            "-p",
+            str(port),
+            "-t",
+            "1",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         _wait(host, port)
         yield f"{host}:{port}", process
@@ -145,10 +158,12 @@ def namespaces(n: int) -> Iterator[list[tuple[list[str], str, str]]]:
             commands = (
                 f"ip netns add {name}",
                 f"ip link add {near} type veth peer name {far} netns {name}",
-                f"ip addr add {net}.1/24 dev {near}", f"ip link set {near} up",
-                f"ip -n {name} addr add {net}.2/24 dev {far}", f"ip -n {name} link set {far} up",
+                f"ip addr add {net}.1/24 dev {near}",
+                f"ip link set {near} up",
+                f"ip -n {name} addr add {net}.2/24 dev {far}",
+                f"ip -n {name} link set {far} up",
                 f"ip -n {name} link set lo up",
-            )  # fmt: skip
+            )
             for command in commands:
                 done = subprocess.run(command.split(), capture_output=True, text=True)
                 if done.returncode and command.startswith("ip netns add"):

@@ -32,9 +32,9 @@ def test_the_build_is_what_the_binding_says() -> None:
     assert made.gpu_offload <= llama_cpp.llama_supports_gpu_offload()
     assert made.rpc == llama_cpp.llama_supports_rpc()
     assert made.threads >= 1
-    told = llama_cpp.llama_print_system_info().decode().lower()
+    text = llama_cpp.llama_print_system_info().decode().lower()
     for name in ("avx2", "avx512", "neon", "f16c"):
-        assert (name in made.cpu_features) == (f"{name} = 1" in told)
+        assert (name in made.cpu_features) == (f"{name} = 1" in text)
 
 
 def test_a_function_that_is_not_there() -> None:
@@ -54,8 +54,8 @@ def test_there_is_one_ggml_only() -> None:
 
 
 def test_command() -> None:
-    found = json.loads(qdraft("devices", "--json").stdout)
-    assert {"build", "devices"} <= found.keys()
-    assert found["devices"][0]["name"] == devices()[0].name
-    told = qdraft("devices").stdout
-    assert all(hint in told for hint in gpu_hints()) == (not build().gpu_offload)
+    report = json.loads(qdraft("devices", "--json").stdout)
+    assert {"build", "devices"} <= report.keys()
+    assert report["devices"][0]["name"] == devices()[0].name
+    text = qdraft("devices").stdout
+    assert all(hint in text for hint in gpu_hints()) == (not build().gpu_offload)

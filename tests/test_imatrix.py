@@ -31,29 +31,29 @@ RECORDED = {
 
 def sample(n_columns: int = 3) -> ImportanceMatrix:
     rng = np.random.default_rng(1)
-    found = ImportanceMatrix(n_chunks=2, datasets=("some text",))
-    found.add("blk.0.attn_q.weight", 0, 1, rng.normal(size=(5, n_columns)).astype(np.float32))
-    found.add("blk.0.ffn_up_exps.weight", 1, 3, rng.normal(size=(4, 2)).astype(np.float32))
-    return found
+    matrix = ImportanceMatrix(n_chunks=2, datasets=("some text",))
+    matrix.add("blk.0.attn_q.weight", 0, 1, rng.normal(size=(5, n_columns)).astype(np.float32))
+    matrix.add("blk.0.ffn_up_exps.weight", 1, 3, rng.normal(size=(4, 2)).astype(np.float32))
+    return matrix
 
 
 def test_means_are_of_squares_and_one_where_nothing_was_met() -> None:
-    found = ImportanceMatrix()
-    found.add("w", 0, 2, np.array([[1, 2], [3, 4]], dtype=np.float32))
-    found.add("w", 0, 2, np.array([[5, 6]], dtype=np.float32))
-    assert found.counts["w"].tolist() == [3, 0]
-    np.testing.assert_allclose(found.means("w"), [35 / 3, 56 / 3, 1, 1])
+    matrix = ImportanceMatrix()
+    matrix.add("w", 0, 2, np.array([[1, 2], [3, 4]], dtype=np.float32))
+    matrix.add("w", 0, 2, np.array([[5, 6]], dtype=np.float32))
+    assert matrix.counts["w"].tolist() == [3, 0]
+    np.testing.assert_allclose(matrix.means("w"), [35 / 3, 56 / 3, 1, 1])
 
 
 def test_the_file_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "a.imatrix.gguf"
-    found = sample()
-    found.save(path)
+    matrix = sample()
+    matrix.save(path)
     back = load(path)
     assert (back.n_chunks, back.chunk_size, back.datasets) == (2, 512, ("some text",))
-    for name in found.sums:
-        np.testing.assert_allclose(back.means(name), found.means(name), rtol=1e-6)
-        assert back.counts[name].tolist() == found.counts[name].tolist()
+    for name in matrix.sums:
+        np.testing.assert_allclose(back.means(name), matrix.means(name), rtol=1e-6)
+        assert back.counts[name].tolist() == matrix.counts[name].tolist()
 
 
 def legacy(entries: dict[str, tuple[int, list[float]]], tail: bytes = b"") -> bytes:
@@ -68,9 +68,9 @@ def test_the_legacy_form_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.dat"
     tail = struct.pack("<ii4s", 7, 4, b"text")
     path.write_bytes(legacy({"blk.0.attn_q.weight": (4, [8.0, 2.0])}, tail))
-    found = load(path)
-    np.testing.assert_allclose(found.means("blk.0.attn_q.weight"), [2.0, 0.5])
-    assert (found.n_chunks, found.datasets) == (7, ("text",))
+    matrix = load(path)
+    np.testing.assert_allclose(matrix.means("blk.0.attn_q.weight"), [2.0, 0.5])
+    assert (matrix.n_chunks, matrix.datasets) == (7, ("text",))
     path.write_bytes(legacy({"w": (1, [3.0])}))  # the tail is optional
     assert load(path).means("w").tolist() == [3.0]
 
@@ -113,28 +113,28 @@ def test_a_mixture_of_experts_is_collected_by_expert(tmp_path: Path) -> None:
     chunks = [list(np.random.default_rng(i).integers(2, 28, size=200)) for i in range(2)]
     model = LlamaModel(path, EngineParams())
     try:
-        found = collect(model, chunks, EngineParams(n_threads=1))
+        matrix = collect(model, chunks, EngineParams(n_threads=1))
     finally:
         model.close()
-    assert found.n_chunks == 2
+    assert matrix.n_chunks == 2
     up, gate = "blk.1.ffn_up_exps.weight", "blk.1.ffn_gate_inp.weight"
-    assert found.counts[up].sum() == 2 * 400  # two experts a token
-    assert (found.counts[up] > 0).all()
+    assert matrix.counts[up].sum() == 2 * 400  # two experts a token
+    assert (matrix.counts[up] > 0).all()
     # Each token goes to two experts with the same activations that the router sees.
-    np.testing.assert_allclose(found.sums[up].sum(axis=0), 2 * found.sums[gate][0], rtol=1e-4)
-    assert found.sums["blk.1.ffn_down_exps.weight"].shape == (4, tiny.N_FF)
+    np.testing.assert_allclose(matrix.sums[up].sum(axis=0), 2 * matrix.sums[gate][0], rtol=1e-4)
+    assert matrix.sums["blk.1.ffn_down_exps.weight"].shape == (4, tiny.N_FF)
     # The first attention's input can be computed by hand: the norm of the embeddings.
     values = tiny._random(
         {"token_embd.weight": (28, 64), "output_norm.weight": (64,), **tiny._attention(0)}
     )
     x = values["token_embd.weight"][np.concatenate(chunks)]
     x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) * values["blk.0.attn_norm.weight"]
-    np.testing.assert_allclose(found.means("blk.0.attn_q.weight"), (x**2).mean(axis=0), rtol=1e-3)
+    np.testing.assert_allclose(matrix.means("blk.0.attn_q.weight"), (x**2).mean(axis=0), rtol=1e-3)
     # and llama.cpp quantizes by it, one part an expert
-    matrix = tmp_path / "moe.imatrix.gguf"
-    found.save(matrix)
+    saved = tmp_path / "moe.imatrix.gguf"
+    matrix.save(saved)
     plain = quantize(path, tmp_path / "a.gguf", Recipe("Q4_0"), threads=1)
-    made = quantize(path, tmp_path / "b.gguf", Recipe("Q4_0", imatrix=matrix), threads=1)
+    made = quantize(path, tmp_path / "b.gguf", Recipe("Q4_0", imatrix=saved), threads=1)
     assert made.n_bytes == plain.n_bytes
     assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
 
@@ -145,12 +145,12 @@ def test_it_agrees_with_llama_imatrix(source_file: Path, tmp_path: Path) -> None
     model = LlamaModel(source_file, EngineParams())
     try:
         chunks = to_chunks([model.vocab.tokenize(built_in_text())], model.vocab.chunk_bos)[:2]
-        found = collect(model, chunks, EngineParams())
+        matrix = collect(model, chunks, EngineParams())
     finally:
         model.close()
-    assert len(found.sums) == 210
+    assert len(matrix.sums) == 210
     for name, (total, *columns) in RECORDED.items():
-        means = found.means(name)
+        means = matrix.means(name)
         assert means.sum() == pytest.approx(total, rel=0.01), name
         assert means[[0, 100, 500]] == pytest.approx(columns, rel=0.05), name
     tool = shutil.which("llama-imatrix")
@@ -159,12 +159,28 @@ def test_it_agrees_with_llama_imatrix(source_file: Path, tmp_path: Path) -> None
     text, out = tmp_path / "text.txt", tmp_path / "theirs.gguf"
     text.write_text(built_in_text(), encoding="utf-8")
     subprocess.run(
-        [tool, "-m", source_file, "-f", text, "-o", out, "-c", "512", "--chunks", "2", "--no-repack",
-         "--no-ppl", "-ngl", "0"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            tool,
+            "-m",
+            source_file,
+            "-f",
+            text,
+            "-o",
+            out,
+            "-c",
+            "512",
+            "--chunks",
+            "2",
+            "--no-repack",
+            "--no-ppl",
+            "-ngl",
+            "0",
+        ],
+        check=True,
+        capture_output=True,
+    )
     theirs = load(out)
-    assert set(theirs.sums) == set(found.sums)
+    assert set(theirs.sums) == set(matrix.sums)
     for name in theirs.sums:
-        ours, other = found.means(name), theirs.means(name)
+        ours, other = matrix.means(name), theirs.means(name)
         assert np.abs(ours - other).sum() <= 0.01 * other.sum(), name

@@ -170,23 +170,23 @@ class TestPairing:
     @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
     def test_quantizations_of_one_model(self, model: Path, tmp_path: Path, kind: str) -> None:
         other = quantize(model, tmp_path / "other.gguf", Recipe(kind), threads=1).path
-        found = compare(read_facts(model), read_facts(other))
-        assert (found.relation, found.differences) == ("same-model", ())
-        assert found.weights_error is not None
-        assert 0 < found.weights_error < 0.4
+        pairing = compare(read_facts(model), read_facts(other))
+        assert (pairing.relation, pairing.differences) == ("same-model", ())
+        assert pairing.weights_error is not None
+        assert 0 < pairing.weights_error < 0.4
 
     def test_real_quantizations(self, smollm2: tuple[Path, Path], source_file: Path) -> None:
         facts = [read_facts(path) for path in (*smollm2, source_file)]
         for other in facts[1:]:
-            found = compare(facts[0], other)
-            assert found.relation == "same-model", found
+            pairing = compare(facts[0], other)
+            assert pairing.relation == "same-model", pairing
 
     def test_another_training_of_the_same_shape(self, model: Path, tmp_path: Path) -> None:
         """Two fine-tunes of one base: the metadata are equal, the weights are not."""
         other = tiny.windowed(tmp_path / "other.gguf", seed=2)
-        found = compare(read_facts(model), read_facts(other))
-        assert found.relation == "same-vocabulary"
-        assert "weights of" in found.differences[0].what
+        pairing = compare(read_facts(model), read_facts(other))
+        assert pairing.relation == "same-vocabulary"
+        assert "weights of" in pairing.differences[0].what
         tuned = tmp_path / "tuned.gguf"
         data = bytearray(model.read_bytes())
         header = read_header(model)
@@ -205,21 +205,21 @@ class TestPairing:
         self, model: Path, tmp_path: Path, source_file: Path
     ) -> None:
         mixture = read_facts(tiny.mixture(tmp_path / "moe.gguf"))
-        found = compare(read_facts(model), mixture)
-        assert found.relation == "same-vocabulary"
-        assert {"architecture", "experts"} <= {d.what for d in found.differences}
-        found = compare(read_facts(model), read_facts(source_file))
-        assert found.relation == "incompatible"
-        assert "tokens" in {d.what for d in found.differences}
+        pairing = compare(read_facts(model), mixture)
+        assert pairing.relation == "same-vocabulary"
+        assert {"architecture", "experts"} <= {d.what for d in pairing.differences}
+        pairing = compare(read_facts(model), read_facts(source_file))
+        assert pairing.relation == "incompatible"
+        assert "tokens" in {d.what for d in pairing.differences}
 
     def test_the_command(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         done = qdraft("inspect", *map(str, smollm2), "--json")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert told["verdict"] == "same-model"
-        assert told["differences"] == []
-        assert [f["n_layers"] for f in told["files"]] == [30, 30]
-        assert told["files"][0]["chat_template_renders"] is True
+        report = json.loads(done.stdout)
+        assert report["verdict"] == "same-model"
+        assert report["differences"] == []
+        assert [f["n_layers"] for f in report["files"]] == [30, 30]
+        assert report["files"][0]["chat_template_renders"] is True
         shown = qdraft("inspect", *map(str, smollm2), NO_COLOR="1")
         assert "Q2_K in name only" in " ".join(shown.stdout.split())
         assert "same model, other quantization" in shown.stdout

@@ -23,7 +23,7 @@ FAR = [Device(f"RPC{i}", "10.0.0.2:50052", "gpu", True, 2**33, 2**33) for i in r
 KNOWN = [GPU, CPU, *FAR]
 
 
-def told(layers: dict[int, str], *lines: str) -> list[str]:
+def log_of(layers: dict[int, str], *lines: str) -> list[str]:
     """llama.cpp's words on loading."""
     return [
         *(
@@ -37,7 +37,7 @@ def told(layers: dict[int, str], *lines: str) -> list[str]:
 class TestReadBack:
     def test_layers_and_buffers_by_device(self) -> None:
         placed = read_back(
-            told(
+            log_of(
                 {0: "CPU", 1: "CUDA0", 2: "CUDA0"},
                 "load_tensors:        CUDA0 model buffer size =    10.50 MiB",
                 "load_tensors:   CPU_Mapped model buffer size =     4.00 MiB",
@@ -61,7 +61,9 @@ class TestReadBack:
 
     def test_devices_as_one(self) -> None:
         """Split mode tensor: every layer is on all of them."""
-        lines = told({0: "Meta()", 1: "Meta()"}, "llama_kv_cache: Meta() KV buffer size = 1.00 MiB")
+        lines = log_of(
+            {0: "Meta()", 1: "Meta()"}, "llama_kv_cache: Meta() KV buffer size = 1.00 MiB"
+        )
         placed = read_back(lines, KNOWN)
         assert placed.n_offloaded == 2
         assert placed.shares["Meta()"].kv == 2**20
@@ -81,7 +83,7 @@ class TestReadBack:
 
         https://github.com/abetlen/llama-cpp-python/issues/2079
         """
-        placed = read_back(told({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
+        placed = read_back(log_of({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
         assert surprises_of(placed, asked) == [
             "3 layers were asked for devices, but 2 of them are on the CPU"
@@ -94,11 +96,11 @@ class TestReadBack:
             "resolve_fused_ops: layer 1 is assigned to device CUDA0 but Flash Attention is assigned "
             "to device CPU (usually due to missing support)"
         )
-        (said,) = read_back(told({0: "CUDA0", 1: "CUDA0"}, line), KNOWN).surprises
+        (said,) = read_back(log_of({0: "CUDA0", 1: "CUDA0"}, line), KNOWN).surprises
         assert "Flash Attention of layer 1 runs on CPU" in said
 
     def test_a_cache_that_stayed_behind_is_said_aloud(self) -> None:
-        lines = told({0: "CUDA0", 1: "CUDA0"}, "llama_kv_cache: CPU KV buffer size = 1.00 MiB")
+        lines = log_of({0: "CUDA0", 1: "CUDA0"}, "llama_kv_cache: CPU KV buffer size = 1.00 MiB")
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
         assert "KV cache is on the CPU" in surprises_of(read_back(lines, KNOWN), asked)[0]
         assert surprises_of(read_back(lines, KNOWN), replace(asked, kv_offload=False)) == []

@@ -49,56 +49,99 @@ def qdraft(*args: str) -> subprocess.CompletedProcess[str]:
 def run_json(*args: str, status: int = 0) -> dict[str, object]:
     result = qdraft("run", *args, "--json")
     assert result.returncode == status, result.stderr
-    found = json.loads(result.stdout)
-    jsonschema.validate(found, SCHEMA)
-    return dict(found)
+    report = json.loads(result.stdout)
+    jsonschema.validate(report, SCHEMA)
+    return dict(report)
 
 
 class TestPlacement:
     def test_all_layers_elsewhere_and_the_draft_here(self, far: str, files: Files) -> None:
         """The same text, verified by the target alone, on cells that came over the link."""
-        found = run_json(*files, *SHORT, *FIXED, "--rpc", far, "--check")
-        target, draft = found["placed"]
+        report = run_json(*files, *SHORT, *FIXED, "--rpc", far, "--check")
+        target, draft = report["placed"]
         assert target["n_offloaded"] == 31
         assert target["devices"]["RPC0"]["n_layers"] == 31
         assert target["devices"]["RPC0"]["weights"] > 90e6
         assert target["surprises"] == []
         assert draft["n_offloaded"] == 0
-        assert found["kv"] == {"shared": True, "reason": ""}
-        assert found["check"]["same"] or found["check"]["explained"]
-        assert found["summary"]["n_accepted"] > 0
+        assert report["kv"] == {"shared": True, "reason": ""}
+        assert report["check"]["same"] or report["check"]["explained"]
+        assert report["summary"]["n_accepted"] > 0
 
     def test_some_layers_of_both(self, far: str, files: Files) -> None:
-        found = run_json(
-            *files, *SHORT, *FIXED, "--rpc", far, "-ngl", "7", "-ngld", "3", "-devd", "RPC0",
-        )  # fmt: skip
-        target, draft = found["placed"]
+        report = run_json(
+            *files,
+            *SHORT,
+            *FIXED,
+            "--rpc",
+            far,
+            "-ngl",
+            "7",
+            "-ngld",
+            "3",
+            "-devd",
+            "RPC0",
+        )
+        target, draft = report["placed"]
         assert {n: s["n_layers"] for n, s in target["devices"].items()} == {"CPU": 24, "RPC0": 7}
         assert {n: s["n_layers"] for n, s in draft["devices"].items()} == {"CPU": 28, "RPC0": 3}
         kv = {name: share["kv"] for name, share in target["devices"].items()}
         assert kv["CPU"] == 4 * kv["RPC0"]  # the output has none: 24 layers and 6
-        assert found["kv"]["shared"]
+        assert report["kv"]["shared"]
 
     def test_a_file_as_its_own_draft_stays_near_alpha_1(self, far: str, source_file: Path) -> None:
         """Target elsewhere, draft here, the same file: cells and positions are right."""
-        found = run_json(
-            "-m", str(source_file), "-d", str(source_file), *SHORT, *FIXED, "--rpc", far,
-            "-n", "60", "--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "7",
-        )  # fmt: skip
-        assert found["placed"][0]["n_offloaded"] == 31
-        assert found["placed"][1]["n_offloaded"] == 0
-        assert found["summary"]["alpha"] > 0.97
+        report = run_json(
+            "-m",
+            str(source_file),
+            "-d",
+            str(source_file),
+            *SHORT,
+            *FIXED,
+            "--rpc",
+            far,
+            "-n",
+            "60",
+            "--temp",
+            "1",
+            "--top-k",
+            "0",
+            "--top-p",
+            "1",
+            "--min-p",
+            "0",
+            "-s",
+            "7",
+        )
+        assert report["placed"][0]["n_offloaded"] == 31
+        assert report["placed"][1]["n_offloaded"] == 0
+        assert report["summary"]["alpha"] > 0.97
 
     def test_caches_and_tensors_kept_here(self, far: str, files: Files) -> None:
-        found = run_json(
-            *files, *SHORT, "--rpc", far, "-ngl", "all", "-nkvo", "-ot", r"blk\.[01]\.ffn_up=CPU",
-            "-ctkd", "q8_0", "-ctvd", "q8_0", "-sm", "none", "-devd", "none",
-        )  # fmt: skip
-        target, draft = found["placed"]
+        report = run_json(
+            *files,
+            *SHORT,
+            "--rpc",
+            far,
+            "-ngl",
+            "all",
+            "-nkvo",
+            "-ot",
+            r"blk\.[01]\.ffn_up=CPU",
+            "-ctkd",
+            "q8_0",
+            "-ctvd",
+            "q8_0",
+            "-sm",
+            "none",
+            "-devd",
+            "none",
+        )
+        target, draft = report["placed"]
         assert target["devices"]["RPC0"]["kv"] == 0
         assert target["devices"]["CPU"]["kv"] > draft["devices"]["CPU"]["kv"] > 0
         assert target["moved"] == {"CPU": 2}
-        assert not found["kv"]["shared"]
+        assert not report["kv"]["shared"]
 
     def test_devices_of_an_entry_in_models_yaml(
         self, far: str, files: Files, tmp_path: Path
@@ -110,16 +153,16 @@ class TestPlacement:
             "      device-draft: none\n",
             encoding="utf-8",
         )
-        found = run_json("--pair", "far", "--models-file", str(own), "-p", "Hi.", "-n", "4")
-        assert [placed["n_offloaded"] for placed in found["placed"]] == [11, 0]
+        report = run_json("--pair", "far", "--models-file", str(own), "-p", "Hi.", "-n", "4")
+        assert [placed["n_offloaded"] for placed in report["placed"]] == [11, 0]
         plan = qdraft("plan", "--pair", "far", "--models-file", str(own), "--json")
         assert json.loads(plan.stdout)["devices"][0]["target"]["n_layers"] == 11
 
     def test_the_draft_elsewhere_and_the_target_here(self, far: str, files: Files) -> None:
-        found = run_json(
+        report = run_json(
             *files, *SHORT, "--rpc", far, "-dev", "none", "-devd", "RPC0", "-ngld", "all"
         )
-        assert [placed["n_offloaded"] for placed in found["placed"]] == [0, 31]
+        assert [placed["n_offloaded"] for placed in report["placed"]] == [0, 31]
 
     def test_what_is_shown(self, far: str, files: Files) -> None:
         said = qdraft("run", *files, *SHORT, "--rpc", far, "-ngl", "9").stderr
@@ -160,15 +203,25 @@ class TestPlan:
 
         https://github.com/ollama/ollama/issues/17951
         """
-        result = qdraft("plan", *files, "--rpc", far, "--vram", "80M", "-c", "1024", "--compare-loaded",
-                        "--json")  # fmt: skip
+        result = qdraft(
+            "plan",
+            *files,
+            "--rpc",
+            far,
+            "--vram",
+            "80M",
+            "-c",
+            "1024",
+            "--compare-loaded",
+            "--json",
+        )
         assert result.returncode == 0, result.stdout + result.stderr
-        found = json.loads(result.stdout)
-        assert 0 < found["devices"][0]["target"]["n_layers"] < 31
-        kinds = {(row["device"], row["model"], row["kind"]) for row in found["verified"]}
+        report = json.loads(result.stdout)
+        assert 0 < report["devices"][0]["target"]["n_layers"] < 31
+        kinds = {(row["device"], row["model"], row["kind"]) for row in report["verified"]}
         assert len(kinds) == 9  # three of the target on each device, three of the draft here
-        assert all(row["agrees"] for row in found["verified"])
-        exact = [r for r in found["verified"] if r["kind"] != "weights" or r["device"] != "CPU"]
+        assert all(row["agrees"] for row in report["verified"])
+        exact = [r for r in report["verified"] if r["kind"] != "weights" or r["device"] != "CPU"]
         assert all(row["off"] < 0.005 for row in exact)
 
     def test_what_a_plan_does_not_take(self, far: str, files: Files) -> None:
@@ -189,9 +242,9 @@ class TestPlan:
 
     def test_auto_does_what_the_plan_says(self, far: str, files: Files) -> None:
         planned = json.loads(qdraft("plan", *files, "--rpc", far, "-c", "512", "--json").stdout)
-        found = run_json(*files, *SHORT, "--rpc", far)
+        report = run_json(*files, *SHORT, "--rpc", far)
         n = planned["devices"][0]["target"]["n_layers"]
-        assert found["placed"][0]["n_offloaded"] == n == 31
+        assert report["placed"][0]["n_offloaded"] == n == 31
 
     def test_the_options_that_a_plan_prints_do_what_it_says(self, far: str, files: Files) -> None:
         """Over two devices, of which each has room for a part."""
@@ -202,9 +255,9 @@ class TestPlan:
             plan = json.loads(told.stdout)
             counts = {use["device"]: use["target"]["n_layers"] for use in plan["devices"]}
             assert all(0 < n < 31 for n in counts.values()), counts
-            found = run_json(*files, *SHORT, *plan["run"].split())
+            report = run_json(*files, *SHORT, *plan["run"].split())
             main = run_json(*files, *SHORT, *both, "-ngl", "all", "-sm", "none", "-mg", "1")
-        placed = found["placed"][0]["devices"]
+        placed = report["placed"][0]["devices"]
         assert {name: placed[name]["n_layers"] for name in counts} == counts
         assert main["placed"][0]["devices"]["RPC1"]["n_layers"] == 31
         assert "RPC0" not in main["placed"][0]["devices"]
@@ -222,8 +275,8 @@ class TestPlan:
             result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "--json")
             assert result.returncode == 0, result.stderr
             assert "trying again with 90 %" in result.stderr
-            found = json.loads(result.stdout)
-            assert found["text"]
+            report = json.loads(result.stdout)
+            assert report["text"]
             result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "-ngl", "31")
             assert "failed to allocate" in one_error(result, 6)
             assert "qdraft plan says that this fits" in result.stderr
@@ -298,8 +351,10 @@ class TestServers:
         require_rpc()
         process = subprocess.Popen(
             [sys.executable, "-m", "qdraft", "rpc-server", "-H", "0.0.0.0", "-p", str(free_port())],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert process.stderr is not None
         assert process.stdout is not None
         lines = [process.stderr.readline() for _ in range(2)]
@@ -319,12 +374,12 @@ def test_a_slow_link_makes_fewer_and_longer_rounds(far: str, smollm2: tuple[Path
     args = (*files, *SHORT, "-n", "120", "-p", "Count from 1 to 40.")
     relay = Relay(far, 0.015)
     try:
-        found = [run_json(*args, "--rpc", address) for address in (far, relay.address)]
+        report = [run_json(*args, "--rpc", address) for address in (far, relay.address)]
     finally:
         relay.close()
-    near, slow = ([r["n_emitted"] for r in one["rounds"][12:]] for one in found)
+    near, slow = ([r["n_emitted"] for r in one["rounds"][12:]] for one in report)
     assert sum(slow) / len(slow) > 1.3 * sum(near) / len(near)
-    assert "copying cells takes" in found[1]["kv"]["reason"]
+    assert "copying cells takes" in report[1]["kv"]["reason"]
 
 
 def test_a_target_over_two_machines_and_a_cable_that_is_pulled(files: Files) -> None:
@@ -338,10 +393,10 @@ def test_a_target_over_two_machines_and_a_cable_that_is_pulled(files: Files) -> 
         server(hosts[1][1], prefix=hosts[1][0], port=port) as (second, _),
     ):
         both = ("--rpc", f"{first},{second}")
-        found = run_json(*files, *SHORT, *both, "-ngl", "all", "-ts", "1,1")
-        layers = {n: s["n_layers"] for n, s in found["placed"][0]["devices"].items()}
+        report = run_json(*files, *SHORT, *both, "-ngl", "all", "-ts", "1,1")
+        layers = {n: s["n_layers"] for n, s in report["placed"][0]["devices"].items()}
         assert layers == {"RPC0": 16, "RPC1": 15, "CPU": 0}
-        assert found["kv"]["shared"]
+        assert report["kv"]["shared"]
         as_one = run_json(*files, *SHORT, *both, "-ngl", "all", "-sm", "tensor", "--check")
         assert as_one["placed"][0]["n_offloaded"] == 31
         assert as_one["placed"][0]["surprises"] == []
@@ -373,9 +428,12 @@ def _answer(listener: socket.socket, answer: bytes) -> None:
 def _lose(args: list[str], lose: object) -> tuple[str, str, int, float]:
     """Run, ``lose`` the server once there is text: stdout, stderr, status, seconds until the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "qdraft", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env=os.environ,
-    )  # fmt: skip
+        [sys.executable, "-m", "qdraft", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+    )
     assert process.stdout is not None
     text = process.stdout.read(40)
     started = time.monotonic()

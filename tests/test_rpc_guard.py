@@ -37,8 +37,10 @@ def test_one_call_after_another(line: RpcGuard) -> None:
         time.sleep(0.1)
         order.append("slow")
 
-    threads = [threading.Thread(target=line.call, args=(slow,)), threading.Thread(
-        target=line.call, args=(order.append, "next"))]  # fmt: skip
+    threads = [
+        threading.Thread(target=line.call, args=(slow,)),
+        threading.Thread(target=line.call, args=(order.append, "next")),
+    ]
     for thread in threads:
         thread.start()
         time.sleep(0.02)
