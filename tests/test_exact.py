@@ -62,7 +62,7 @@ class NoisyEngine(FakeSequence):
             self._spoilt = 0
 
 
-def test_all_widthsdescribe_bit_identity() -> None:
+def test_all_widths_are_bit_identical() -> None:
     engine = NoisyEngine(n_exact=100)
     assert probe_bit_identity(engine, 8) == BitIdentity(8)
     assert engine.n_past == 0
@@ -71,7 +71,7 @@ def test_all_widthsdescribe_bit_identity() -> None:
 
 @pytest.mark.parametrize("in_cells", [False, True])
 @pytest.mark.parametrize("n_exact", [1, 2, 5, 8])
-def test_the_longest_draft_that_isdescribe_bit_identity(n_exact: int, in_cells: bool) -> None:
+def test_the_longest_draft_that_is_bit_identical(n_exact: int, in_cells: bool) -> None:
     # a draft of n tokens makes a batch of n + 1 rows
     probed = probe_bit_identity(NoisyEngine(n_exact, in_cells=in_cells), 8)
     assert probed == BitIdentity(n_exact - 1, DEPTHS[0], 0.25)

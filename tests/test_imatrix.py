@@ -124,8 +124,8 @@ def test_a_mixture_of_experts_is_collected_by_expert(tmp_path: Path) -> None:
     np.testing.assert_allclose(matrix.sums[up].sum(axis=0), 2 * matrix.sums[gate][0], rtol=1e-4)
     assert matrix.sums["blk.1.ffn_down_exps.weight"].shape == (4, tiny.N_FF)
     # The first attention's input can be computed by hand: the norm of the embeddings.
-    values = tiny._random(
-        {"token_embd.weight": (28, 64), "output_norm.weight": (64,), **tiny._attention(0)}
+    values = tiny.random_values(
+        {"token_embd.weight": (28, 64), "output_norm.weight": (64,), **tiny.attention(0)}
     )
     x = values["token_embd.weight"][np.concatenate(chunks)]
     x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) * values["blk.0.attn_norm.weight"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from fakes import Clock, engine
+from fakes import Clock, engine, table_logits
 from invoke import qdraft as invoke
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
@@ -41,12 +41,12 @@ class TestOverlap:
         assert result.sum_min == pytest.approx(1.0)
 
     def test_the_figures_are_those_of_the_distributions(self) -> None:
-        target, draft = engine(), engine(blend=0.5)
-        result = measure_overlap(target, draft, self.TEXTS)
+        result = measure_overlap(engine(), engine(blend=0.5), self.TEXTS)
+        laws = [table_logits(8, 7), table_logits(8, 7, blend=0.5)]  # of the two
         same, shares = [], []
         for n_prompt, tokens in self.TEXTS:
             for n in range(n_prompt, len(tokens)):
-                rows = [np.asarray(e._logits_fn(tuple(tokens[:n]))) for e in (target, draft)]
+                rows = [np.asarray(logits(tuple(tokens[:n]))) for logits in laws]
                 p, q = (np.exp(r) / np.exp(r).sum() for r in rows)
                 same.append(p.argmax() == q.argmax())
                 shares.append(np.minimum(p, q).sum())

@@ -89,7 +89,7 @@ def mixture(path: Path, *, n_expert: int = 4, n_used: int = 2) -> Path:
     writer.add_expert_used_count(n_used)
     shapes: Shapes = {"token_embd.weight": (len(TOKENS), N_EMBD), "output_norm.weight": (N_EMBD,)}
     for i in range(2):
-        shapes |= _attention(i)
+        shapes |= attention(i)
         shapes |= {
             f"blk.{i}.ffn_norm.weight": (N_EMBD,),
             f"blk.{i}.ffn_gate_inp.weight": (n_expert, N_EMBD),
@@ -97,7 +97,7 @@ def mixture(path: Path, *, n_expert: int = 4, n_used: int = 2) -> Path:
             f"blk.{i}.ffn_up_exps.weight": (n_expert, N_FF, N_EMBD),
             f"blk.{i}.ffn_down_exps.weight": (n_expert, N_EMBD, N_FF),
         }
-    return _write(writer, _random(shapes))
+    return _write(writer, random_values(shapes))
 
 
 def windowed(path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1) -> Path:
@@ -110,7 +110,7 @@ def windowed(path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1) -
         "output_norm.weight": (N_EMBD,),
     }
     for i in range(2):
-        shapes |= _attention(i)
+        shapes |= attention(i)
         shapes |= {
             f"blk.{i}.attn_q_norm.weight": (HEAD,),
             f"blk.{i}.attn_k_norm.weight": (HEAD,),
@@ -121,7 +121,7 @@ def windowed(path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1) -
             f"blk.{i}.ffn_down.weight": (N_EMBD, N_FF),
             f"blk.{i}.post_ffw_norm.weight": (N_EMBD,),
         }
-    return _write(writer, _random(shapes, seed))
+    return _write(writer, random_values(shapes, seed))
 
 
 def _transformer(path: Path, architecture: str, *, n_ctx: int) -> gguf.GGUFWriter:
@@ -139,7 +139,8 @@ def _transformer(path: Path, architecture: str, *, n_ctx: int) -> gguf.GGUFWrite
     return writer
 
 
-def _attention(i: int) -> Shapes:
+def attention(i: int) -> Shapes:
+    """The shapes of the attention tensors of layer ``i``."""
     return {
         f"blk.{i}.attn_norm.weight": (N_EMBD,),
         f"blk.{i}.attn_q.weight": (N_HEAD * HEAD, N_EMBD),
@@ -149,7 +150,8 @@ def _attention(i: int) -> Shapes:
     }
 
 
-def _random(shapes: Shapes, seed: int = 1) -> dict[str, np.ndarray]:
+def random_values(shapes: Shapes, seed: int = 1) -> dict[str, np.ndarray]:
+    """Draw weights of these shapes; those of norms are near 1."""
     rng = np.random.default_rng(seed)
     return {
         name: 1 + 0.1 * rng.normal(size=shape)
