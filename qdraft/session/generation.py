@@ -54,7 +54,8 @@ class Generation:
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
-        # How many tokens of the prompt were in the caches already, once the text has begun.
+        # The number of prompt tokens that were in each cache when the text began; that of the
+        # draft is None if the draft model has no part in the text.
         self.n_reused: Both[int] = Both(0)
         self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
 
@@ -147,7 +148,8 @@ class Generation:
             self._params.n_predict,
             self._params.verification,
         )
-        n_of_draft = sequences.draft.n_past if sequences.draft else None
+        uses_draft = bool(n_most and KINDS[self._params.drafter].needs_draft)
+        n_of_draft = sequences.draft.n_past if sequences.draft and uses_draft else None
         self.n_reused = Both(sequences.target.n_past, n_of_draft)
         return self._decoding
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,11 +51,6 @@ class Sequences:
     target: LlamaSequence
     draft: LlamaSequence | None
     kv_copy: KvCopy | None
-
-    @property
-    def copy(self) -> Callable[[int], None] | None:
-        """The copy of the target's cells from a place on; None if the draft has its own cells."""
-        return self.kv_copy.copy if self.kv_copy else None
 
     def close(self) -> None:
         """Give the cells back; harmless when repeated."""
