@@ -15,19 +15,43 @@ DAY = {"date": "2026-11-30"}
 def rung(name: str, size: int, kld: float, alone: float, as_draft: Ratio | None) -> Rung:
     mean = Mean(0.9, 0.01)
     quality = Divergence(
-        n=90, ppl=mean, ppl_base=mean, ppl_ratio=mean, ln_ratio=mean, correlation=1.0,
-        kld=Mean(kld, 0.001), kld_median=kld, kld_99=kld, kld_max=kld, dp=mean, rms_dp=mean,
+        n=90,
+        ppl=mean,
+        ppl_base=mean,
+        ppl_ratio=mean,
+        ln_ratio=mean,
+        correlation=1.0,
+        kld=Mean(kld, 0.001),
+        kld_median=kld,
+        kld_99=kld,
+        kld_max=kld,
+        dp=mean,
+        rms_dp=mean,
         same_top=mean,
-    )  # fmt: skip
+    )
     draft = AsDraft(
-        temperature=0.0, alpha_own=mean, alpha_shared=mean, n_draft=3, predicted=1.2,
-        measured=as_draft, alpha_live=0.9,
-    )  # fmt: skip
+        temperature=0.0,
+        alpha_own=mean,
+        alpha_shared=mean,
+        n_draft=3,
+        predicted=1.2,
+        measured=as_draft,
+        alpha_live=0.9,
+    )
     result = RungResult(
-        quality=quality, prompt_per_second=99.0, per_second=alone * 10, memory=10**6, c=0.5,
-        v={2: 1.1}, target_per_second=10.0, shares_kv=True, no_sharing="", as_draft=(draft,),
-        doubts=(), measured=DAY,
-    )  # fmt: skip
+        quality=quality,
+        prompt_per_second=99.0,
+        per_second=alone * 10,
+        memory=10**6,
+        c=0.5,
+        v={2: 1.1},
+        target_per_second=10.0,
+        shares_kv=True,
+        no_sharing="",
+        as_draft=(draft,),
+        doubts=(),
+        measured=DAY,
+    )
     return Rung(QuantFile(f"m-{name}.gguf", Path(f"m-{name}.gguf"), name, size, 4.0), result)
 
 

@@ -272,8 +272,11 @@ class TestCommand:
         args = ("make", str(target), "--type", "Q4_0", "--written", "16", "--measure", "0")
         child = subprocess.Popen(
             [sys.executable, "-m", "qdraft", *args],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert child.stderr is not None
         for line in child.stderr:
             if line.startswith(stage):
@@ -358,8 +361,9 @@ class TestCommand:
         assert resource
         done = subprocess.run(
             [sys.executable, "-c", code, "make", str(target), "--no-imatrix", "--type", "Q4_0"],
-            capture_output=True, text=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode in (1, 6), done.stderr
         assert "error:" in done.stderr
         assert sorted(p.name for p in target.parent.glob("*.gguf*")) == [target.name]

@@ -18,15 +18,24 @@ from qdraft.render.tables import Sheet, as_csv, as_markdown, format_entry
 from qdraft.study.chart_data import BarChart, Line, LineChart, costs_chart, line_of
 
 CURVES = LineChart(
-    "A curve", "x", "y",
-    (line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]), Line("other", (1, 2), (1, 1), (0, 0), (2, 2))),
+    "A curve",
+    "x",
+    "y",
+    (
+        line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]),
+        Line("other", (1, 2), (1, 1), (0, 0), (2, 2)),
+    ),
     (1.5, "here"),
-)  # fmt: skip
+)
 BARS = BarChart(
-    "Some bars", "times", ("code", "a story"), {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
-    1.0, {"achieved": (1.1, None), "predicted": (None, None)},
+    "Some bars",
+    "times",
+    ("code", "a story"),
+    {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
+    1.0,
+    {"achieved": (1.1, None), "predicted": (None, None)},
     {"achieved": (1.3, None), "predicted": (None, None)},
-)  # fmt: skip
+)
 
 
 class TestPictures:
@@ -132,14 +141,22 @@ class TestSheets:
     def test_markdown(self) -> None:
         lines = as_markdown([SHEET]).splitlines()
         assert lines[2:] == [
-            "| name | n | x |", "| --- | ---: | ---: |", "| a\\|b | 1 | 0.123 |",
+            "| name | n | x |",
+            "| --- | ---: | ---: |",
+            "| a\\|b | 1 | 0.123 |",
             "| <c> | 22 | 12346 |",
-        ]  # fmt: skip
+        ]
 
     def test_figures(self) -> None:
         assert [format_entry(x) for x in (None, "a", 3, 0.0, 0.0001234, 1.5, 56.789)] == [
-            "", "a", "3", "0.000", "1.2e-04", "1.500", "56.79",
-        ]  # fmt: skip
+            "",
+            "a",
+            "3",
+            "0.000",
+            "1.2e-04",
+            "1.500",
+            "56.79",
+        ]
 
     def test_a_page_needs_nothing_beside_itself(self, tmp_path: Path) -> None:
         path = tmp_path / "page.html"

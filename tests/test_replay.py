@@ -84,9 +84,15 @@ def live(n: int, params: SamplingParams, blend: float, n_draft: int) -> float:
         target, draft = engine(8), engine(8, blend)
         drafter = ModelDrafter(draft, 8, FakeKvCopy(target, draft))
         for r in run(
-            target, drafter, params=params, n_predict=n, n_draft=n_draft, plain_every=24,
-            prompt=(1, 0, 2 + seed), rng=SeededRng(100 + seed),
-        ):  # fmt: skip
+            target,
+            drafter,
+            params=params,
+            n_predict=n,
+            n_draft=n_draft,
+            plain_every=24,
+            prompt=(1, 0, 2 + seed),
+            rng=SeededRng(100 + seed),
+        ):
             tested += r.n_tested
             accepted += r.n_accepted
     return accepted / tested

@@ -47,10 +47,22 @@ def sample(
 ) -> Sample:
     """60 tokens in these seconds; 20 rounds of 2 of which 36 of 38 tested tokens stood."""
     base = Sample(
-        kind, 0, temperature, 0, Written(60, alone, 0.5), Written(60, ours, 0.51), COUNTS,
-        (20, 18), (19, 17), (1, 2, 17), {"model": {"n_drafted": 40, "n_tested": 38,
-        "n_accepted": 36}}, 1.25, 1.1, 0.0, 30,
-    )  # fmt: skip
+        kind,
+        0,
+        temperature,
+        0,
+        Written(60, alone, 0.5),
+        Written(60, ours, 0.51),
+        COUNTS,
+        (20, 18),
+        (19, 17),
+        (1, 2, 17),
+        {"model": {"n_drafted": 40, "n_tested": 38, "n_accepted": 36}},
+        1.25,
+        1.1,
+        0.0,
+        30,
+    )
     return replace(base, **kw)
 
 
@@ -61,14 +73,19 @@ class TestBench:
     def test_rows_are_totals(self) -> None:
         result = fold(
             [
-                sample(), sample(temperature=1.0, ours=2.0), sample("story"),
+                sample(),
+                sample(temperature=1.0, ours=2.0),
+                sample("story"),
                 sample("story", 1.0, alone=1.5),
             ],
             COSTS,
-        )  # fmt: skip
+        )
         assert [(r.kind, r.temperature) for r in result.rows] == [
-            ("code", 0), ("code", 1), ("story", 0), ("story", 1),
-        ]  # fmt: skip
+            ("code", 0),
+            ("code", 1),
+            ("story", 0),
+            ("story", 1),
+        ]
         total = result.total
         assert total.per_second == pytest.approx(240 / 5)
         assert total.alone_per_second == pytest.approx(240 / 5.4)
@@ -104,8 +121,10 @@ class TestBench:
         """Ten repeats of two prompts stand for two prompts; the totals are of all texts."""
         many = [
             sample(ours=1 + i / 100, prompt=p, temperature=float(t), repeat=i)
-            for i in range(10) for p in (0, 1) for t in (0, 1)
-        ]  # fmt: skip
+            for i in range(10)
+            for p in (0, 1)
+            for t in (0, 1)
+        ]
         result = fold(many, COSTS)
         assert result.total.n_texts == 40
         assert result.total.speedup is not None
@@ -139,8 +158,11 @@ class TestBench:
         assert json.loads(json.dumps(report))["v"] == {"2": 1.1, "3": 1.3}
         titles = [chart.title for chart in bench_view.charts(result)]
         assert titles == [
-            "Speed-up", "Acceptance", "Acceptance by place in the draft", "Cost of a target decode",
-        ]  # fmt: skip
+            "Speed-up",
+            "Acceptance",
+            "Acceptance by place in the draft",
+            "Cost of a target decode",
+        ]
 
 
 class TestWork:
@@ -157,8 +179,10 @@ class TestWork:
             '{"kind": "code", "prompt": "Sort."}\n{"prompt": "Plain."}\n'
         )
         assert read_tasks(path) == [
-            Task("writing", "Compose."), Task("code", "Sort."), Task("prompts", "Plain."),
-        ]  # fmt: skip
+            Task("writing", "Compose."),
+            Task("code", "Sort."),
+            Task("prompts", "Plain."),
+        ]
         assert read_tasks(path, ["code"]) == [Task("code", "Sort.")]
         with pytest.raises(UsageError, match="no prompt of kind dance"):
             read_tasks(path, ["dance"])
@@ -193,8 +217,11 @@ class TestWork:
 
 class TestComparison:
     def test_which_pair_and_which_file(self) -> None:
-        rows = [rung("Q2_K", 100, 0.5, 2.5, Ratio(1.1)), rung("Q8_0", 500, 0.001, 1.7, Ratio(0.9)),
-                rung("Q4_K_M", 300, 0.015, 2.2, Ratio(1.4))]  # fmt: skip
+        rows = [
+            rung("Q2_K", 100, 0.5, 2.5, Ratio(1.1)),
+            rung("Q8_0", 500, 0.001, 1.7, Ratio(0.9)),
+            rung("Q4_K_M", 300, 0.015, 2.2, Ratio(1.4)),
+        ]
         result = conclude(REFERENCE, rows)
         assert [row.file.file_type for row in result.rungs] == ["Q8_0", "Q4_K_M", "Q2_K"]
         assert result.recommendation.pair == "m-Q4_K_M.gguf"
@@ -414,8 +441,10 @@ class TestTuned:
         assert words == ["fixed 3 with d.gguf: 1.10 times the target alone (1.00 to 1.20) live"]
         reported = tuned_settings(best, None, words[0], "2026-11-30")
         assert {k: x for k, x in reported.items() if x is not None} == {
-            "draft-policy": "fixed", "n-draft": 3, "evidence": f"{words[0]}, 2026-11-30",
-        }  # fmt: skip
+            "draft-policy": "fixed",
+            "n-draft": 3,
+            "evidence": f"{words[0]}, 2026-11-30",
+        }
         assert set(reported) - {"evidence"} <= set(TUNED)
 
     def test_threads_are_chosen_among_equals(self) -> None:

@@ -33,14 +33,28 @@ class TestBench:
     def test_one_object(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         page = tmp_path / "bench.html"
         done = qdraft(
-            "bench", *files(smollm2), "--kinds", "code,story", "-n", "12", "--temp", "0,1",
-            "--json", "--report", str(page), "--plot", str(tmp_path / "bench.svg"),
-        )  # fmt: skip
+            "bench",
+            *files(smollm2),
+            "--kinds",
+            "code,story",
+            "-n",
+            "12",
+            "--temp",
+            "0,1",
+            "--json",
+            "--report",
+            str(page),
+            "--plot",
+            str(tmp_path / "bench.svg"),
+        )
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
         assert [(r["kind"], r["temperature"]) for r in outcome["rows"]] == [
-            ("code", 0), ("code", 1), ("story", 0), ("story", 1),
-        ]  # fmt: skip
+            ("code", 0),
+            ("code", 1),
+            ("story", 0),
+            ("story", 1),
+        ]
         assert outcome["total"]["n_texts"] == 4
         assert outcome["total"]["speedup"]["value"] > 0.2
         assert outcome["total"]["speedup"]["low"] is None  # of two prompts
@@ -93,9 +107,20 @@ class TestBench:
 class TestCompare:
     def run(self, smollm2: tuple[Path, Path], *args: str) -> CompletedProcess[str]:
         return qdraft(
-            "compare", str(smollm2[0]), "Q8_0", "--no-imatrix", "--chunks", "1",
-            "-c", "128", "-n", "8", "--temp", "0", *args,
-        )  # fmt: skip
+            "compare",
+            str(smollm2[0]),
+            "Q8_0",
+            "--no-imatrix",
+            "--chunks",
+            "1",
+            "-c",
+            "128",
+            "-n",
+            "8",
+            "--temp",
+            "0",
+            *args,
+        )
 
     def test_a_ladder(self, smollm2: tuple[Path, Path]) -> None:
         done = self.run(smollm2, "--json")
@@ -202,14 +227,26 @@ class TestWithoutModels:
     def test_explain(self) -> None:
         given = ("explain", "--alpha", "0=0.9,1=0.8", "--c", "0.3", "--v", "2=1.1,5=1.4")
         done = qdraft(
-            *given, "--prompt-tokens", "2000", "-n", "100", "--users", "4", "--experts", "8/64",
+            *given,
+            "--prompt-tokens",
+            "2000",
+            "-n",
+            "100",
+            "--users",
+            "4",
+            "--experts",
+            "8/64",
             "--json",
-        )  # fmt: skip
+        )
         topics = [each["topic"] for each in json.loads(done.stdout)["findings"]]
         assert topics == [
-            "pair", "temperature 0", "temperature 1", "prompt and output length", "4 users",
+            "pair",
+            "temperature 0",
+            "temperature 1",
+            "prompt and output length",
+            "4 users",
             "mixture of experts",
-        ]  # fmt: skip
+        ]
         assert "verdict" in qdraft(*given, "--temp", "0.5").stdout
 
     @pytest.mark.parametrize(
@@ -245,9 +282,19 @@ class TestTune:
         )
         named = ("--pair", "mine", "--models-file", str(models))
         done = qdraft(
-            "tune", *named, "-n", "8", "--temp", "0", "--no-settings", "--confirm", "1",
-            "--record", str(record), "--json",
-        )  # fmt: skip
+            "tune",
+            *named,
+            "-n",
+            "8",
+            "--temp",
+            "0",
+            "--no-settings",
+            "--confirm",
+            "1",
+            "--record",
+            str(record),
+            "--json",
+        )
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
         live = [way for way in outcome["ways"] if way["live"]]
@@ -309,9 +356,18 @@ class TestSettingsOfAPair:
 
     def run(self, models: Path, *args: str) -> dict[str, Any]:
         done = qdraft(
-            "run", "--models-file", str(models), "-p", "Hi", "-n", "10", "--temp", "0", "--json",
+            "run",
+            "--models-file",
+            str(models),
+            "-p",
+            "Hi",
+            "-n",
+            "10",
+            "--temp",
+            "0",
+            "--json",
             *args,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         outcome: dict[str, Any] = json.loads(done.stdout)
         return outcome
