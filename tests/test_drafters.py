@@ -25,7 +25,7 @@ def test_each_kind_of_the_table_can_be_asked_for_and_built() -> None:
     assert built["model"] is model
     assert isinstance(built["ngram"], NgramDrafter)
     assert isinstance(built["hybrid"], HybridDrafter)
-    with pytest.raises(UsageError, match="drafter is medusa, but must be one of model, ngram"):
+    with pytest.raises(UsageError, match="drafter is medusa but must be one of model, ngram"):
         DecodeParams(drafter="medusa")
 
 
