@@ -12,7 +12,7 @@ them, and the text has exactly the target's distribution::
 Importing this package does not load the native library; opening a pair does.
 """
 
-from importlib.metadata import version as _version
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from qdraft.decoding.records import (
@@ -46,11 +46,21 @@ from qdraft.session.check import Check
 
 if TYPE_CHECKING:
     from qdraft.session.generation import Generation
-    from qdraft.session.opening import open_pair
+    from qdraft.session.opening import open_pair, open_spec
     from qdraft.session.pair import ModelInfo, Pair
     from qdraft.session.session import Session
 
-__version__ = _version("qdraft")
+    __version__: str
+
+# Loaded when they are first used, so that importing the package stays quick.
+_LATE = {
+    "Generation": "qdraft.session.generation",
+    "ModelInfo": "qdraft.session.pair",
+    "Pair": "qdraft.session.pair",
+    "Session": "qdraft.session.session",
+    "open_pair": "qdraft.session.opening",
+    "open_spec": "qdraft.session.opening",
+}
 
 __all__ = [
     "Both",
@@ -84,16 +94,15 @@ __all__ = [
     "UsageError",
     "Verdict",
     "open_pair",
+    "open_spec",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open_pair":
-        from qdraft.session.opening import open_pair
+    if name == "__version__":
+        from importlib.metadata import version
 
-        return open_pair
-    if name in ("Generation", "ModelInfo", "Pair", "Session"):
-        from qdraft.session import pair
-
-        return getattr(pair, name)
+        return version("qdraft")
+    if name in _LATE:
+        return getattr(_import_module(_LATE[name]), name)
     raise AttributeError(f"module 'qdraft' has no attribute {name!r}")

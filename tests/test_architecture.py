@@ -187,3 +187,39 @@ def test_the_loop_fits_one_screen_and_names_its_stages() -> None:
     stages = ("# Draft ", "# Verify: ", "# Accept ", "# Cut ", "# Commit: ")
     places = [body.index(stage) for stage in stages]
     assert places == sorted(places)
+
+
+WORDS = {"found", "one", "told"}  # names that say nothing of what they hold
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_names_say_what_they_hold(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    stored = {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    arguments = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    functions = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    assert not (stored | arguments | functions) & WORDS
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_the_formatter_is_never_switched_off(path: Path) -> None:
+    assert "fmt: skip" not in path.read_text(encoding="utf-8")
+    assert "fmt: off" not in path.read_text(encoding="utf-8")
+
+
+def test_importing_the_package_is_quick() -> None:
+    """It takes 0.1 s or less; what makes an import slow is one of these libraries."""
+    slow = (
+        "llama_cpp",
+        "rich",
+        "typer",
+        "gguf",
+        "ruamel",
+        "huggingface_hub",
+        "matplotlib",
+        "jinja2",
+    )
+    code = f"import sys, qdraft; sys.exit(bool(set(sys.modules) & set({slow!r})))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -26,7 +26,7 @@ _SHARES = (0.9, 0.75, 0.5, 0.25, 0.0)
 _GIB = 2**30
 
 
-def open_pair(  # noqa: PLR0913, RUF100 (the public door, whose keywords are documented)
+def open_pair(  # noqa: PLR0913 (the public door, whose keywords are documented)
     name: str | None = None,
     *,
     target: Path | str | None = None,
