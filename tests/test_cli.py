@@ -365,10 +365,12 @@ class TestRun:
         files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]))
         unwritable = qdraft_process("run", *PROMPT, "-n", "4", QDRAFT_CACHE_DIR="/dev/null/x")
         assert "Not a directory" in one_error(unwritable, 1)
-        # Two files of one's own need no cache: the probe's answer is not kept, and that is said.
+        # Two files of the user need no cache: qdraft warns that it cannot keep the answer of the probe.
         own = qdraft_process("run", *PROMPT, "-n", "4", *files, QDRAFT_CACHE_DIR="/dev/null/x")
         assert own.returncode == 0
-        assert "warning: the answer of the probe cannot be kept" in own.stderr
+        assert (
+            "warning: the answer of the probe of repacked weights cannot be written" in own.stderr
+        )
         full = subprocess.run(
             f"{sys.executable} -m qdraft run -p hello -n 4 --quiet > /dev/full",
             shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
