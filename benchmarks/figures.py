@@ -174,7 +174,7 @@ def page(report: dict[str, Any]) -> str:
                 for temperature, setting in settings.items()
             ),
         ),
-        "## By kind of prompt",
+        "## By kind of task",
         "qdraft over the target alone, all temperatures together:",
         _markdown(
             ("kind", *pairs),
