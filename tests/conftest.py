@@ -13,10 +13,10 @@ import pytest
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
 
-# Threads of llama.cpp sleep while they wait for each other, also in child processes. By default
-# they spin: as soon as anything else runs on the machine, each waits for one that does not run,
-# and a token takes up to fifty times as long. It must be set before llama.cpp is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Threads of llama.cpp spin for some microseconds while they wait for each other, then sleep, also
+# in child processes. By default they spin on: as soon as anything else runs on the machine, each
+# waits for one that does not run. It must be set before llama.cpp is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

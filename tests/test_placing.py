@@ -164,6 +164,9 @@ def test_tensors_by_pattern(source_file: Path) -> None:
     finally:
         context.close()
         model.close()
-    for wrong, words in (("nowhere", "cannot be put on nowhere"), ("CPU", "no pattern of tensor")):
+    for wrong, words in (
+        ("nowhere", "cannot be put on nowhere"),
+        ("CPU", "not a pattern of tensor"),
+    ):
         with pytest.raises(UsageError, match=words):
             LlamaModel(source_file, replace(params, override_tensors=(("(", wrong),)))

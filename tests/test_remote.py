@@ -178,6 +178,7 @@ class TestPlacement:
             (("-dev", "RPC5"), "there is no device RPC5"),
             (("-dev", "CPU"), "there is no device CPU to put layers on"),
             (("-ngld", "5"), "all devices are RPC servers"),
+            (("-ngl", "5", "-ngld", "5"), "all devices are RPC servers"),
             (("-sm", "none", "-mg", "3"), "--main-gpu is 3, but there are 1 devices"),
             (("-ts", "1,2"), "--tensor-split has 2 parts for 1 devices"),
             (("-dev", "none", "-ngl", "3"), "--device is none, but layers are asked"),

@@ -34,11 +34,11 @@ def test_a_pair_by_its_files() -> None:
     assert pair.share_kv == "auto"
 
 
-def test_a_draft_is_loaded_like_the_target_but_on_devices_of_its_own() -> None:
+def test_a_draft_without_params_is_loaded_like_the_target() -> None:
     params = EngineParams(n_ctx=64, devices=("RPC0",))
     draft = PairSpec.of("t.gguf", "d.gguf", params).models.draft
-    assert draft is not None
-    assert draft.params == EngineParams(n_ctx=64)
+    assert draft == ModelSpec(Path("d.gguf"), params, like_target=True)
+    assert PairSpec.of("t.gguf", "d.gguf", params, params).models.draft != draft
 
 
 def test_a_target_alone() -> None:

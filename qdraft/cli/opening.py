@@ -61,6 +61,7 @@ def describe_pair(
     drafting: DraftingOptions = DraftingOptions(),  # noqa: B008 (frozen)
     *,
     keep_draft: bool = False,
+    with_template: bool = True,
 ) -> PairSpec:
     """Describe the pair that the options name, and build what is not built yet."""
     if models.draft and not drafting.kind.needs_draft:
@@ -74,7 +75,7 @@ def describe_pair(
         target_params,
         draft_params,
         share_kv=drafting.share_kv,
-        template=registry.read_template(entry),
+        template=registry.read_template(entry) if with_template else None,
         servers=devices.servers,
         keep_draft=keep_draft,
     )
@@ -89,18 +90,17 @@ def open_described(
     quiet: bool,
 ) -> Pair:
     """Open the pair that the options name, with progress on stderr."""
+    load = describe_load()  # before loading adds to it
     with ProgressBars(quiet=quiet) as bars:
         spec = describe_pair(models, devices, bars, drafting, keep_draft=keep_draft)
         pair = open_spec(spec, bars.report)
-    warn_of_load()
+    if load:
+        log.warning("%s: timings will be unreliable", load)
     return pair
 
 
-def warn_of_load() -> None:
-    """Warn if other programs want more CPU time than the machine has."""
-    if is_overloaded():
-        log.warning(
-            "the load of this machine is %.1f on %d cores: timings will be unreliable",
-            load_average(),
-            os.cpu_count() or 1,
-        )
+def describe_load() -> str | None:
+    """The load, if other programs want more CPU time than the machine has."""
+    if not is_overloaded():
+        return None
+    return f"the load of this machine is {load_average():.1f} on {os.cpu_count() or 1} cores"

@@ -95,7 +95,7 @@ def plan(
     given = options.assumptions()
     connect(devices.servers)
     with ProgressBars(quiet=output.quiet) as bars:
-        spec = describe_pair(models, devices, bars)
+        spec = describe_pair(models, devices, bars, with_template=False)
         made = make_plan(keep_draft_local(spec.models), given)
         if options.compare_loaded and made.estimated:
             raise UsageError(

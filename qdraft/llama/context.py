@@ -151,6 +151,8 @@ class LlamaContext:
                 f"the context of {name} holds {n_ids} sequences already",
                 hint="close one of them first",
             )
+        # An interrupt may have kept the last sequence of this id from removing its cells.
+        self._lib.llama_memory_seq_rm(self.memory, free[0], -1, -1)
         sequence = self._sequences[free[0]] = LlamaSequence(self, free[0])
         return sequence
 

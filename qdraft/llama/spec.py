@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,10 +36,15 @@ class Both(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model file, and how to load it."""
+    """One model file, and how to load it.
+
+    ``like_target`` marks a draft that was given no params of its own: it has the target's, but
+    opening the pair keeps it on this machine.
+    """
 
     path: Path
     params: EngineParams
+    like_target: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,11 @@ class PairSpec:
     ) -> PairSpec:
         """Describe a pair by its two files; ``rest`` are the other fields.
 
-        ``draft_params`` None loads the draft like the target, but names no devices for it: opening
-        the pair then chooses among those of this machine.
+        ``draft_params`` None loads the draft like the target, on the target's devices of this
+        machine.
         """
         params = params or EngineParams()
         draft_spec = None
-        if draft is not None:
-            draft_spec = ModelSpec(Path(draft), draft_params or replace(params, devices=()))
+        if draft:
+            draft_spec = ModelSpec(Path(draft), draft_params or params, draft_params is None)
         return cls(Both(ModelSpec(Path(target), params), draft_spec), **rest)

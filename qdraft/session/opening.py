@@ -109,7 +109,7 @@ def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
     RPC servers.
     """
     draft = models.draft
-    if draft is None or draft.params.devices:
+    if draft is None or (draft.params.devices and not draft.like_target):
         return models
     params = models.target.params
     devices = chosen_devices(params)
@@ -120,7 +120,7 @@ def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
         placed = replace(draft.params, devices=params.devices)
     elif local:
         placed = draft.params.elsewhere(local)
-    elif draft.params.n_gpu_layers and draft.params != replace(params, devices=()):
+    elif draft.params.n_gpu_layers and not draft.like_target:
         raise UsageError(
             "the draft should have layers on a device, but all devices are RPC servers",
             hint="leave the draft on this machine, or name a server's device with --device-draft",

@@ -31,11 +31,16 @@ class Group:
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def first_given(self, *names: str) -> str | None:
-        """The option of the first field that the command line sets; of any field without names."""
+        """The option of the first field that the command line changes; of any if without names."""
         for name, option in option_names(type(self)).items():
-            if name in self.given and (not names or name in names):
+            if name in self.given and (not names or name in names) and self._is_changed(name):
                 return option
         return None
+
+    def _is_changed(self, name: str) -> bool:
+        """False for an option that was given with its default: it asks for nothing."""
+        default = type(self).__dataclass_fields__[name].default
+        return default is MISSING or bool(getattr(self, name) != default)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ class ModelDrafter:
                 row = self._fit(self.sequence.eval(feed, 1)[0])
                 n_rows += 1
                 proposal = sampler.propose(row, context, offers.tokens)
-                confidence = proposal.confidence if gate.weighs_confidence else 1.0
+                # Sampled drafts record theirs always: the acceptance table learns from it.
+                weighed = gate.weighs_confidence or not sampler.greedy
+                confidence = proposal.confidence if weighed else 1.0
                 if not gate.take(self.source, confidence):
                     break
                 token = proposal.token(rng)

@@ -41,8 +41,6 @@ class NgramDrafter:
         n = 0
         while gate.more(self.source) and gate.take(self.source, confidence):
             n += 1
-        if not n:
-            return Draft()
         tokens = _after(context, place, n)
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
 
