@@ -7,11 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from qdraft.decoding.drafters.cascade import CascadeDrafter
-from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
-from qdraft.decoding.drafters.ngram import NgramDrafter
-from qdraft.decoding.drafters.protocol import Drafter, Verified
+from qdraft.decoding.drafters.protocol import Drafter
 from qdraft.decoding.loop import Decoding, Reader, TokenReader
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Times, Verdict
@@ -148,18 +145,3 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class CascadeAlone(HybridDrafter):
-    """Only what the model has looked over, as when bare repetitions do not pay."""
-
-    def __init__(self, model: ModelDrafter) -> None:
-        self.ngram, self.model = NgramDrafter(), model
-        super().__init__(CascadeDrafter(self.ngram, model))
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.ngram.begin(prompt)
-        self.model.begin(prompt)
-
-    def accept(self, verified: Verified) -> None:
-        self.model.accept(verified)

@@ -7,8 +7,6 @@ import pytest
 from fakes import (
     GREEDY,
     PLAIN,
-    PROMPT,
-    CascadeAlone,
     distance,
     engine,
     model_drafter,
@@ -19,7 +17,6 @@ from fakes import (
     vocab,
 )
 
-from qdraft.decoding.drafters.cascade import CascadeDrafter
 from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.ngram import NgramDrafter
@@ -96,46 +93,7 @@ def test_under_the_cost_aware_schedule() -> None:
 
 
 def hybrid(model: ModelDrafter) -> HybridDrafter:
-    ngram = NgramDrafter()
-    return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
-
-
-class TestCascade:
-    @pytest.mark.parametrize("block", [False, True])
-    @pytest.mark.parametrize("blend", [0.0, 0.4])
-    def test_the_law_is_the_targets(self, block: bool, blend: float) -> None:
-        prompt = (1, 2, 0, 1, 2)
-        kinds = set()
-
-        def program(rng: Rng) -> tuple[int, ...]:
-            rounds = list(run(
-                engine(3), CascadeAlone(model_drafter(3, blend)), params=PLAIN, n_predict=4,
-                n_draft=2, rng=rng, block=block, prompt=prompt,
-            ))  # fmt: skip
-            kinds.update((r.n_draft, r.n_accepted) for r in rounds if r.source == "cascade")
-            return tuple(tokens_of(rounds))
-
-        law = enumerate_law(program)
-        assert distance(law, target_law(PLAIN, 3, 4, prompt=prompt)) < 1e-12
-        assert {n for n, _ in kinds} >= {1, 2}
-
-    def test_greedy_text_and_caches(self) -> None:
-        """What the model rejects is not offered; its own token is, and its cells stay right."""
-        model = model_drafter(blend=0.0)  # the target itself: all that it lets by is right
-        rounds = list(run(engine(), CascadeAlone(model), n_predict=200, n_draft=4))
-        assert tokens_of(rounds) == tokens_of(list(run(engine(), NoDrafter(), n_predict=200)))
-        drafted = [r for r in rounds if r.n_draft]
-        assert len(drafted) > 20
-        assert all(r.n_accepted == r.n_draft for r in drafted)
-        assert any(r.n_draft < r.draft.n_rows for r in drafted)  # some repetitions were cut short
-        cached = list(model.sequence.tokens)
-        assert cached == [*PROMPT, *tokens_of(rounds)][: len(cached)]
-
-    def test_a_round_that_was_paid_for_is_counted(self) -> None:
-        """The model was asked and nothing was offered: its rows are the round's."""
-        drafter = CascadeAlone(model_drafter(blend=1.0))
-        rounds = list(run(engine(), drafter, n_predict=60, schedule=FixedSchedule(4, p_min=0.999)))
-        assert any(r.draft.n_rows and not r.n_draft for r in rounds)
+    return HybridDrafter(NgramDrafter(), model)
 
 
 class TestHybrid:
@@ -168,6 +126,12 @@ class TestHybrid:
             s: sum(r.n_accepted for r in rounds if r.source == s) for s in ("ngram", "model")
         }
         assert accepted["ngram"] > 50
+
+    def test_a_round_that_was_paid_for_is_counted(self) -> None:
+        """The model was asked and nothing was offered: its rows are the round's."""
+        drafter = hybrid(model_drafter(blend=1.0))
+        rounds = list(run(engine(), drafter, n_predict=60, schedule=FixedSchedule(4, p_min=0.999)))
+        assert any(r.draft.n_rows and not r.n_draft for r in rounds)
 
     def test_caches_stay_in_step_over_changes_of_source(self) -> None:
         model = model_drafter(blend=0.0)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import CascadeAlone
 
 import qdraft
 from qdraft import DecodeParams, EngineParams, FinishReason, Origin, Pair, PairSpec, SamplingParams
@@ -18,7 +17,6 @@ from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import read_state
 from qdraft.llama.model import LlamaModel
 from qdraft.session.generation import Generation
-from qdraft.session.session import Session
 
 pytestmark = pytest.mark.real
 
@@ -421,33 +419,22 @@ def repeated(source_file: Path) -> list[int]:
 
 
 class TestRepetitions:
-    """n-grams, the cascade and the model together, on real caches."""
+    """n-grams and the model together, on real caches."""
 
     PROMPT = "Repeat this list three times: " + "red, green, blue, yellow, black, white. " * 3
     GREEDY = SamplingParams(temperature=0, logit_bias=ENDLESS)
     PARAMS = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
 
     @pytest.mark.parametrize("share_kv", ["on", "off"])
-    @pytest.mark.parametrize("alone", [True, False], ids=["cascade", "hybrid"])
     def test_same_text_as_the_target_alone(
         self,
         smollm2: tuple[Path, Path],
         source_file: Path,
-        monkeypatch: pytest.MonkeyPatch,
         share_kv: str,
-        alone: bool,
         repeated: list[int],
     ) -> None:
         spec = PairSpec.of(source_file, smollm2[1], self.PARAMS, share_kv=share_kv)
         with Pair(spec) as opened:
-            if alone:
-
-                def drafter(self: Session, params: DecodeParams, n_most: int) -> CascadeAlone:
-                    model = self.model_drafter()
-                    assert model is not None
-                    return CascadeAlone(model)
-
-                monkeypatch.setattr(Session, "drafter", drafter)
             text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, drafter="hybrid"))
             text.read()
             check = text.check()
@@ -455,7 +442,7 @@ class TestRepetitions:
             if check.noise == 0:
                 assert text.tokens == repeated
             accepted = {s: n["n_accepted"] for s, n in text.summary.sources.items()}
-            assert accepted["cascade" if alone else "ngram"] > 10
+            assert accepted["ngram"] > 10
 
 
 def test_a_closed_pair_says_so(source_file: Path) -> None:

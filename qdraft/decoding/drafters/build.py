@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qdraft.decoding.drafters.cascade import CascadeDrafter
 from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.drafters.model import ModelDrafter
@@ -24,5 +23,4 @@ def build_drafter(kind: str, model: ModelDrafter | None) -> Drafter:
         return NoDrafter()
     if kind == "model":
         return model
-    ngram = NgramDrafter()
-    return HybridDrafter(ngram, CascadeDrafter(ngram, model), model)
+    return HybridDrafter(NgramDrafter(), model)

@@ -134,15 +134,6 @@ class ModelDrafter:
             self.sequence.eval(context[n_past:n_prompt], 0)
         return n_needed - n_past
 
-    def rows_after(self, context: Sequence[int], tokens: Sequence[int]) -> Row:
-        """Rows for each of ``tokens`` after ``context``, in one batch, shape [n, n_vocab].
-
-        Row i follows the tokens before token i: it is what the draft makes of token i.
-        """
-        feed = [*context[self.sequence.n_past :], *tokens[:-1]]
-        rows = self.sequence.eval(feed, len(tokens))
-        return np.stack([self._fit(row) for row in rows])
-
     def _fit(self, row: Row) -> Row:
         """A row over the target's vocabulary: cut, or padded with what is never drawn."""
         if len(row) >= self._n_vocab:

@@ -44,11 +44,6 @@ class NgramDrafter:
         tokens = _after(context, place, n)
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
 
-    def repetition(self, context: Sequence[int], n: int) -> list[int]:
-        """The ``n`` tokens that would follow if the text repeated itself; none if it does not."""
-        place = self._find(context)
-        return [] if place is None else _after(context, place, n)
-
     def accept(self, verified: Verified) -> None:
         pass
 

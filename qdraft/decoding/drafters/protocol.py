@@ -49,12 +49,6 @@ class Drafter(Protocol):
         ...
 
 
-class SourceDrafter(Drafter, Protocol):
-    """A drafter whose drafts all name the same source."""
-
-    source: str
-
-
 class NoDrafter:
     """The target alone."""
 

@@ -88,12 +88,6 @@ class PolicyConstants:
     # rounds only stopped drafting for good after one lucky round (log 2026-11-29, EPYC).
     # Simulation: 8 costs a jagged v 8 %; 64 makes no difference.
     n_speed_rounds: int = 24
-    # Rounds of a source before its own speed is believed.
-    # Not measured: chosen so that one unlucky round does not decide between sources.
-    n_tried: int = 4
-    # Rounds without a source after which its speed is unknown again.
-    # Not measured: four times ``n_speed_rounds``.
-    n_stale: int = 96
 
     # When to draft (gate.py and schedule.py).
 

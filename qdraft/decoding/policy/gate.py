@@ -28,24 +28,10 @@ class Gate(Protocol):
         """
         ...
 
-    def many(self, source: str, n_behind: int = 0) -> int:
-        """The number of rows of this source that are worth paying for at once; 0 for none.
-
-        ``more`` is ``many`` above 0. For drafters that decode several rows in one batch.
-        """
-        ...
-
     def take(self, source: str, confidence: float) -> bool:
         """True if the token of a row that is already paid is worth verifying.
 
         Each True counts that token as offered; the drafter must then offer it.
-        """
-        ...
-
-    def speed(self, source: str) -> float:
-        """Speed of this source's last rounds over the target alone, to choose a source by.
-
-        Infinite if the source should be tried, for the first time or again.
         """
         ...
 
@@ -61,17 +47,11 @@ class CountingGate:
     def more(self, source: str, n_behind: int = 0) -> bool:
         return self._left > 0
 
-    def many(self, source: str, n_behind: int = 0) -> int:
-        return self._left
-
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
             return False
         self._left -= 1
         return True
-
-    def speed(self, source: str) -> float:
-        return 1.0
 
 
 class Extension(NamedTuple):
@@ -100,13 +80,13 @@ class CostGate:
     speed of the last rounds (``LossBudget.speed``): a token that brings less than the average
     round does in the same time lowers the speed. alpha is the acceptance rate of the source.
 
-    ``many`` asks before a row is paid: a = alpha, f = 0. ``take`` asks when a row is paid and its
+    ``more`` asks before a row is paid: a = alpha, f = 0. ``take`` asks when a row is paid and its
     confidence is known: a is the acceptance rate at that confidence, and the paid row is free,
     f = 1.
 
     The exceptions:
 
-    1. Hope. For the first token (k = 0), ``many`` takes a = alpha plus ``hope`` standard
+    1. Hope. For the first token (k = 0), ``more`` takes a = alpha plus ``hope`` standard
        deviations times the leeway of the budget, so that an unlucky start is not the end.
     2. S is at least 1: while drafting loses, its tokens are not cheaper than the target's.
     3. Budget. ``n_max`` is at most the longest draft of which ``worst_case_share`` of the cost of
@@ -143,22 +123,17 @@ class CostGate:
         self._reach = 1.0  # R, the chance that all of them are accepted
 
     def more(self, source: str, n_behind: int = 0) -> bool:
-        return self.many(source, n_behind) > 0
-
-    def many(self, source: str, n_behind: int = 0) -> int:
         first = self._k == 0
         if first:
             self._n_max = min(self._n_max, self._affordable(source))
         if self._k >= self._n_max:
-            return 0
+            return False
         hope = self._constants.hope * self._loss.leeway if first else 0.0
         chance = self._acceptance.overall(source, hope)
         best = self._best_extension(source, self._reach * chance, n_paid=0)
         if not self._worth_reading(source, n_behind, best):
-            return 0
-        if best.pays:
-            return best.m
-        return int(self._probe and first)
+            return False
+        return best.pays or (self._probe and first)
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
@@ -170,9 +145,6 @@ class CostGate:
         self._k += 1
         self._reach = reach
         return True
-
-    def speed(self, source: str) -> float:
-        return self._loss.speed_of(source)
 
     def _best_extension(self, source: str, reach: float, *, n_paid: int) -> Extension:
         """The m further tokens whose gain exceeds their price by most.

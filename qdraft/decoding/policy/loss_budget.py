@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection
 
@@ -40,15 +39,9 @@ class LossBudget:
     def __init__(self, constants: PolicyConstants = CONSTANTS) -> None:
         self._constants = constants
         self._limit = constants.first_limit
-        self._recent = self._new_rounds()
-        self._of_source: dict[str, deque[tuple[int, float]]] = {}
-        self._last_round: dict[str, int] = {}
-        self._n_rounds = 0
+        # Tokens and time of the last rounds.
+        self._recent: deque[tuple[int, float]] = deque(maxlen=constants.n_speed_rounds)
         self.debt = 0.0
-
-    def _new_rounds(self) -> deque[tuple[int, float]]:
-        """Tokens and time of the last rounds."""
-        return deque(maxlen=self._constants.n_speed_rounds)
 
     def add(self, round: Round, cost: RoundCost) -> None:
         """Take in a round, with its cost from ``CostTable.add``."""
@@ -57,14 +50,11 @@ class LossBudget:
         rules, n = self._constants, round.n_emitted
         self._limit = min(self._limit + rules.max_loss * n, rules.max_loss * rules.n_window)
         self._recent.append((n, cost.spent))
-        self._n_rounds += 1
         if cost.kind is RoundKind.PLAIN:
             self.debt = max(min(0.0, self.debt), self.debt - rules.max_loss * n)
             return
         debt = self.debt + cost.spent - n
         self.debt = min(max(-rules.most_saved, debt), self._limit + rules.most_over)
-        self._of_source.setdefault(round.source, self._new_rounds()).append((n, cost.spent))
-        self._last_round[round.source] = self._n_rounds
 
     @property
     def exhausted(self) -> bool:
@@ -75,14 +65,6 @@ class LossBudget:
     def speed(self) -> float:
         """Tokens per target-token time over the last rounds; 1 before there are any."""
         return _speed(self._recent) if self._recent else 1.0
-
-    def speed_of(self, source: str) -> float:
-        """The same over the last rounds of one source; infinite if little is known of it."""
-        rounds = self._of_source.get(source, ())
-        n_since = self._n_rounds - self._last_round.get(source, 0)
-        if n_since > self._constants.n_stale or len(rounds) < self._constants.n_tried:
-            return math.inf
-        return _speed(rounds)
 
     @property
     def leeway(self) -> float:
