@@ -27,7 +27,6 @@ from qdraft.decoding.records import (
     Times,
     Verdict,
 )
-from qdraft.decoding.summary import Summary
 from qdraft.errors import (
     ContextError,
     DeviceMemoryError,
@@ -42,9 +41,10 @@ from qdraft.errors import (
 )
 from qdraft.llama.params import EngineParams
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
-from qdraft.session.check import Check
 
 if TYPE_CHECKING:
+    from qdraft.decoding.summary import Summary
+    from qdraft.session.check import Check
     from qdraft.session.generation import Generation
     from qdraft.session.opening import open_pair, open_spec
     from qdraft.session.pair import ModelInfo, Pair
@@ -54,10 +54,12 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used, so that importing the package stays quick.
 _LATE = {
+    "Check": "qdraft.session.check",
     "Generation": "qdraft.session.generation",
     "ModelInfo": "qdraft.session.pair",
     "Pair": "qdraft.session.pair",
     "Session": "qdraft.session.session",
+    "Summary": "qdraft.decoding.summary",
     "open_pair": "qdraft.session.opening",
     "open_spec": "qdraft.session.opening",
 }

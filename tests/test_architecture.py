@@ -213,6 +213,7 @@ def test_importing_the_package_is_quick() -> None:
     """It takes 0.1 s or less; what makes an import slow is one of these libraries."""
     slow = (
         "llama_cpp",
+        "statistics",
         "rich",
         "typer",
         "gguf",
