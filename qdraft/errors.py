@@ -1,4 +1,4 @@
-"""One tree of errors. The command line turns each into one line, a hint and an exit code."""
+"""The errors of qdraft. The command line prints an error and its hint, and exits with its code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from __future__ import annotations
 class QDraftError(Exception):
     """Base of every error that qdraft raises on purpose.
 
-    ``hint`` is one sentence on what to do about it; ``exit_code`` is what the
-    command line returns.
+    ``hint`` says in one sentence what to do about it; the command line exits with ``exit_code``.
     """
 
     exit_code = 1
@@ -18,7 +17,7 @@ class QDraftError(Exception):
 
 
 class UsageError(QDraftError):
-    """An option, a key or a combination of them that makes no sense."""
+    """An option, a key of models.yaml, or a combination of them is not valid."""
 
     exit_code = 2
 
@@ -30,7 +29,7 @@ class ModelFileError(QDraftError):
 
 
 class PairError(QDraftError):
-    """Two models that cannot be draft and target of each other."""
+    """Two models cannot be target and draft."""
 
     exit_code = 4
 
@@ -48,7 +47,7 @@ class EngineError(QDraftError):
 
 
 class RollbackError(EngineError):
-    """The cache could not be cut back to a length."""
+    """A cache cannot be cut to fewer tokens."""
 
 
 class LogitsError(EngineError):
@@ -56,7 +55,7 @@ class LogitsError(EngineError):
 
 
 class DeviceMemoryError(EngineError):
-    """A device has no room for what was to be placed on it."""
+    """A device has too little memory for what it should hold."""
 
 
 class ServerError(EngineError):
@@ -64,6 +63,6 @@ class ServerError(EngineError):
 
 
 def require(condition: bool, name: str, value: object, rule: str) -> None:
-    """Raise UsageError that says what ``name`` must be, unless ``condition`` holds."""
+    """Raise UsageError, which says what ``name`` must be, unless ``condition`` holds."""
     if not condition:
         raise UsageError(f"{name} is {value} but must be {rule}")

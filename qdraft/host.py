@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """Return the CPU's name, for people."""
+    """Return the name of the CPU, as its maker writes it."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor() or platform.machine()
-    named = (line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line)
-    return next(named, platform.machine())
+    names = (line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line)
+    return next(names, platform.machine())
 
 
 def cpu_id() -> str:
@@ -25,19 +25,19 @@ def cpu_id() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}".strip()
     lines = info.split("\n\n", 1)[0].splitlines()
-    kept = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return f"{platform.machine()}-{hashlib.sha256(' '.join(kept).encode()).hexdigest()[:16]}"
+    traits = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(traits).encode()).hexdigest()[:16]}"
 
 
 def default_threads() -> int:
-    """Return the number of physical cores, bounded by the CPUs and the quota of this process."""
+    """Return the number of physical cores, within the CPUs and the quota of this process."""
     allowed = _allowed_cpus()
     quota = _cgroup_quota()
     return max(1, min(_physical_cores(allowed), quota or len(allowed)))
 
 
 def load_average() -> float | None:
-    """Return how many threads of all programs want a CPU, over the last minute; None if unknown."""
+    """Return how many threads wanted a CPU in the last minute, on average; None if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # not on Windows
@@ -50,12 +50,12 @@ def is_overloaded() -> bool:
     Two OpenMP threads that have to share a core can take a hundred times as long for a token.
     """
     load = load_average()
-    # A text of ours that has just ended counts for as much as the cores.
+    # A text that qdraft has just finished adds one thread for each core.
     return load is not None and load > 2 * (os.cpu_count() or 1)
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that programs can still take; None if Linux does not tell."""
+    """Return the bytes of memory that programs can still take; None if it is unknown."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -66,7 +66,7 @@ def free_memory() -> int | None:
 
 
 def resident_memory() -> int | None:
-    """Return the bytes of this process that are in memory; None if the system does not tell."""
+    """Return the bytes of this process that are in memory; None if it is unknown."""
     try:
         n_pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -87,7 +87,7 @@ def _physical_cores(cpus: set[int]) -> int:
     try:
         return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
     except OSError:
-        # llama.cpp's own guess if the topology is unknown: two threads a core.
+        # As llama.cpp guesses if the topology is unknown: two threads on each core.
         return len(cpus) if len(cpus) <= 4 else len(cpus) // 2
 
 

@@ -1,4 +1,4 @@
-"""Where qdraft keeps things on disk, and how a file gets there without ever being half there."""
+"""The directories that qdraft writes to, and files that are there complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ import platformdirs
 
 
 def cache_dir() -> Path:
-    """Built models and probe results: QDRAFT_CACHE_DIR, else the user's cache directory."""
+    """Return the directory of built models and stored results.
+
+    That is QDRAFT_CACHE_DIR, else the user's cache directory.
+    """
     return Path(os.environ.get("QDRAFT_CACHE_DIR") or platformdirs.user_cache_dir("qdraft"))
 
 
 def config_dir() -> Path:
-    """The user's models.yaml: QDRAFT_CONFIG_DIR, else the user's configuration directory."""
+    """Return the directory of the user's models.yaml.
+
+    That is QDRAFT_CONFIG_DIR, else the user's configuration directory.
+    """
     return Path(os.environ.get("QDRAFT_CONFIG_DIR") or platformdirs.user_config_dir("qdraft"))
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; renamed to it when the block succeeds.
+    """Give a temporary file beside ``path`` to write to, and rename it if the block succeeds.
 
-    The content is on disk (fsync) before the rename. When the block fails or is
-    interrupted the temporary file is removed and ``path`` is as it was.
+    The content is on disk (fsync) before the rename. If the block fails or is interrupted, the
+    temporary file is removed and ``path`` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -34,9 +40,9 @@ def new_file(path: Path) -> Iterator[Path]:
     part = Path(name)
     try:
         yield part
-        with part.open("rb+") as written:
-            os.fsync(written.fileno())
-        part.chmod(0o666 & ~_umask())  # mkstemp keeps files to their owner
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o666 & ~_umask())  # mkstemp lets only the owner read the file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

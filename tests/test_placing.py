@@ -86,7 +86,7 @@ class TestReadBack:
         placed = read_back(log_of({0: "CPU", 1: "CPU", 2: "CUDA0"}), KNOWN)
         asked = EngineParams(n_gpu_layers=ALL_LAYERS)
         assert surprises_of(placed, asked) == [
-            "3 layers were asked for devices, but 2 of them are on the CPU"
+            "3 layers should be on devices, but 2 of them are on the CPU"
         ]
         assert surprises_of(placed, replace(asked, n_gpu_layers=1)) == []
         assert surprises_of(placed, replace(asked, n_gpu_layers=None)) == []
@@ -97,7 +97,9 @@ class TestReadBack:
             "to device CPU (usually due to missing support)"
         )
         (said,) = read_back(log_of({0: "CUDA0", 1: "CUDA0"}, line), KNOWN).surprises
-        assert "Flash Attention of layer 1 runs on CPU" in said
+        assert said == (
+            "Flash Attention of layer 1 runs on CPU, because CUDA0, which has the layer, lacks it"
+        )
 
     def test_a_cache_that_stayed_behind_is_said_aloud(self) -> None:
         lines = log_of({0: "CUDA0", 1: "CUDA0"}, "llama_kv_cache: CPU KV buffer size = 1.00 MiB")
@@ -115,11 +117,17 @@ class TestReadBack:
         ),
         (
             {"devices": ("none", "A")},
-            "devices is none, A but must be either none or a list of devices",
+            "devices is none, A, but `none` cannot be combined with other devices",
         ),
-        ({"devices": ("none",), "n_gpu_layers": 3}, "is none, but layers are asked"),
-        ({"split_mode": "none", "tensor_split": (1.0,)}, "tensor_split has no meaning"),
-        ({"main_gpu": 1}, "main_gpu has no meaning"),
+        (
+            {"devices": ("none",), "n_gpu_layers": 3},
+            "devices is none, so n_gpu_layers must be 0 or left out",
+        ),
+        (
+            {"split_mode": "none", "tensor_split": (1.0,)},
+            "split_mode none puts everything on one device, so tensor_split cannot be combined",
+        ),
+        ({"main_gpu": 1}, "main_gpu needs split_mode none or row, not layer"),
         ({"split_mode": "columns"}, "split_mode is columns but must be one of"),
         ({"cache_type_k": "q3_0"}, "cache_type_k is q3_0"),
     ],
@@ -166,7 +174,7 @@ def test_tensors_by_pattern(source_file: Path) -> None:
         model.close()
     for wrong, words in (
         ("nowhere", "cannot be put on nowhere"),
-        ("CPU", "not a pattern of tensor"),
+        ("CPU", "is not a pattern of tensor names"),
     ):
         with pytest.raises(UsageError, match=words):
             LlamaModel(source_file, replace(params, override_tensors=(("(", wrong),)))

@@ -16,7 +16,7 @@ from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header
 from qdraft.llama.params import EngineParams
 from qdraft.llama.spec import PairSpec
-from qdraft.placement.needs import needs, weights_by_layer
+from qdraft.placement.needs import measure_needs, weights_by_layer
 from qdraft.placement.plan import Given, make_plan
 from qdraft.session.compare_loaded import MemoryRow, compare_loaded
 from qdraft.session.opening import open_spec
@@ -51,7 +51,7 @@ def test_a_cache_grows_with_the_context_and_with_its_type(tmp_path: Path) -> Non
     """Windows count in full: a rollback needs their cells."""
     path = tiny.windowed(tmp_path / "w.gguf", window=32, n_ctx=4096)
     sizes = {
-        (n_ctx, kind): sum(needs(path, EngineParams(n_ctx=n_ctx, cache_type_k=kind)).kv)
+        (n_ctx, kind): sum(measure_needs(path, EngineParams(n_ctx=n_ctx, cache_type_k=kind)).kv)
         for n_ctx in (1024, 2048)
         for kind in ("f16", "f32")
     }

@@ -256,8 +256,11 @@ def test_gpu_options_on_a_build_without_gpu(source_file: Path) -> None:
 
     if any(device.takes_layers for device in devices()):
         pytest.skip("this build has a GPU")
-    for params in (EngineParams(n_gpu_layers=3), EngineParams(tensor_split=(1.0,))):
-        with pytest.raises(UsageError, match="has no device for them"):
+    for params, words in (
+        (EngineParams(n_gpu_layers=3), "this build of llama-cpp-python has no device for them"),
+        (EngineParams(tensor_split=(1.0,)), "tensor_split needs a GPU, but this build"),
+    ):
+        with pytest.raises(UsageError, match=words):
             Pair(PairSpec.of(source_file, None, params))
 
 

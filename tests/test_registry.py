@@ -64,7 +64,7 @@ def test_flag_then_environment_then_directory(
         ("pairs: {a: {target: t, drft: d}}", "pair a: unknown key drft"),
         ("pairs: {a: {draft: d}}", "pair a: the key target is missing"),
         ("pairs: {a: {target: 3}}", "target .* must be text"),
-        ("pairs: {a: }", "expected keys and values"),
+        ("pairs: {a: }", "must be a mapping of keys to values"),
         ("pairs: [a]", "pairs must map"),
         ("pairs: {a: {target: F16, source: {files: []}}}", "key sha256 is missing"),
         ("pairs: {a: {target: F16, source: {files: [], sha256: x}}}", "files must be a list"),

@@ -179,10 +179,13 @@ class TestPlacement:
             (("-dev", "CPU"), "there is no device CPU to put layers on"),
             (("-ngld", "5"), "all devices are RPC servers"),
             (("-ngl", "5", "-ngld", "5"), "all devices are RPC servers"),
-            (("-sm", "none", "-mg", "3"), "--main-gpu is 3, but there are 1 devices"),
-            (("-ts", "1,2"), "--tensor-split has 2 parts for 1 devices"),
-            (("-dev", "none", "-ngl", "3"), "--device is none, but layers are asked"),
-            (("-dev", "none", "-nkvo"), "make no sense with --device none"),
+            (
+                ("-sm", "none", "-mg", "3"),
+                "--main-gpu is 3 but must be less than the number of devices (1)",
+            ),
+            (("-ts", "1,2"), "--tensor-split has 2 parts but must have at most 1, one"),
+            (("-dev", "none", "-ngl", "3"), "--device is none, so --gpu-layers must be 0"),
+            (("-dev", "none", "-nkvo"), "--device is none, so --no-kv-offload must be left out"),
             (("-ot", "x=RPC9"), "tensors cannot be put on RPC9"),
             (("-sm", "row"), "--split-mode row does not work with RPC0"),
             (
@@ -229,7 +232,7 @@ class TestPlan:
         refused = (
             (("-ts", "1"), "cannot be combined with --tensor-split"),
             (("-ot", "x=CPU"), "cannot be combined with --tensor-split"),
-            (("--vram", "1G,1G"), "2 memory sizes are given, but there are 1 devices"),
+            (("--vram", "1G,1G"), "2 memory sizes are given but must be at most 1, one for"),
             (("--vram", "lots"), "must be a size such as 12G"),
         )
         *results, forced = qdraft_batch(
@@ -341,7 +344,8 @@ class TestServers:
 
     def test_a_port_that_is_taken(self, far: str) -> None:
         said = one_error(qdraft("rpc-server", "-p", far.split(":")[1]), 6)
-        assert "cannot be listened at: Address already in use" in said
+        assert "the RPC server cannot listen at" in said
+        assert ": Address already in use" in said
 
     def test_a_device_that_is_not_there(self) -> None:
         require_rpc()

@@ -60,7 +60,7 @@ _TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4)")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One model, all its parts together. None stands for what the file does not say."""
+    """The facts of one model, all of its parts together; None if the file does not say."""
 
     path: Path
     kind: str  # model, embedding, projector, adapter, imatrix
@@ -179,7 +179,7 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     n = int(split["n"])
     if not 1 <= int(split["no"]) <= n:
-        raise ModelFileError(f"{path} says that it is part {int(split['no'])} of {n}")
+        raise ModelFileError(f"{path} cannot be part {int(split['no'])} of {n}, as its name says")
     names = [f"{split['stem']}-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
     missing = [name for name in names if not path.with_name(name).is_file()]
     if missing:
@@ -189,12 +189,12 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _kind(head: Header, architecture: str) -> str:
-    named = head.text("general.type")
-    if named == "imatrix" or any(t.name.endswith(".in_sum2") for t in head.tensors):
+    kind = head.text("general.type")
+    if kind == "imatrix" or any(t.name.endswith(".in_sum2") for t in head.tensors):
         return "imatrix"
-    if named == "adapter" or any(t.name.endswith((".lora_a", ".lora_b")) for t in head.tensors):
+    if kind == "adapter" or any(t.name.endswith((".lora_a", ".lora_b")) for t in head.tensors):
         return "adapter"
-    if named == "mmproj" or architecture == "clip":
+    if kind == "mmproj" or architecture == "clip":
         return "projector"
     return "embedding" if architecture in _EMBEDDING else "model"
 
@@ -206,17 +206,17 @@ def _file_type(head: Header) -> str:
         name: str = LlamaFileType(head.number("general.file_type") or 0).name
     except ValueError:
         return "unknown"
-    known = "general.file_type" in head.metadata
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_") if known else "unknown"
+    has_type = "general.file_type" in head.metadata
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_") if has_type else "unknown"
 
 
 def _in_name_only(file_type: str, matrices: Counter[str]) -> str:
-    """Return a sentence if few matrices have the type that the file is named for, else ``""``."""
-    named = _TYPE_OF_FILE.match(file_type)
+    """Return a sentence if few matrices have the type in the file's name, else ``""``."""
+    match = _TYPE_OF_FILE.match(file_type)
     n = sum(matrices.values())
-    if not named or not n:
+    if not match or not n:
         return ""
-    base = named[1]
+    base = match[1]
     n_of = sum(count for kind, count in matrices.items() if kind.startswith(base))
     if n_of >= n / 4:
         return ""

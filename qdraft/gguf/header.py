@@ -20,7 +20,7 @@ from qdraft.gguf.identify import require_gguf
 _NUMBERS = zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)  # the value types of gguf.h
 _FORMATS = {kind: struct.Struct(f"<{form}") for kind, form in _NUMBERS}
 _STRING, _ARRAY = 8, 9
-_SHORT = 64  # the longest array that is kept; a longer one is reduced to its length and digest
+_SHORT = 64  # of a longer array, qdraft keeps only the length and a digest
 _MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 26
 _MAX_DIMS = 4
 
@@ -93,7 +93,7 @@ def read_header(path: Path, *, n_texts: int | None = None) -> Header:
 
 
 class _Broken(Exception):
-    """Something in the file that is impossible."""
+    """The file holds something impossible."""
 
 
 class _Reader:
@@ -105,17 +105,17 @@ class _Reader:
         self._file = file
         self._n_texts = n_texts
         self._size = size
-        self._data = bytearray()  # the start of the file, as far as values were read
+        self._data = bytearray()  # the start of the file, as far as it was read
         self.place = 0
 
     def need(self, n: int) -> None:
-        """Read on until ``n`` more bytes after ``place`` are there."""
+        """Read on until there are ``n`` more bytes after ``place``."""
         if n > self._size - self.place:
             raise _Broken(f"it ends at byte {self._size}, within its header")
         while len(self._data) < self.place + n:
             more = self._file.read(max(self._STEP, self.place + n - len(self._data)))
             if not more:
-                raise _Broken("it became shorter while it was read")
+                raise _Broken("it became shorter while qdraft read it")
             self._data += more
 
     def bytes(self, n: int) -> bytes:
@@ -134,13 +134,13 @@ class _Reader:
         """Read how many things follow, each of which takes at least ``least_bytes``."""
         n = int(self.value(10))
         if n * least_bytes > self._size - self.place:
-            raise _Broken(f"it claims {n} {what}, more than it has room for")
+            raise _Broken(f"it claims {n} {what}, which is more than it has room for")
         return n
 
     def string(self, most: int) -> str:
         n = self.count("bytes of text", 1)
         if n > most:
-            raise _Broken(f"it has a text of {n} bytes where {most} are the most")
+            raise _Broken(f"it has a text of {n} bytes, but {most} is the limit")
         return self.bytes(n).decode("utf-8", "replace")
 
     def skip_strings(self, n: int) -> str:
@@ -148,14 +148,14 @@ class _Reader:
         start = place = self.place
         counted = 0
         unpack = _FORMATS[10].unpack_from
-        known = len(self._data) - 8
+        last = len(self._data) - 8  # where a length may begin
         for i in range(n):
             if i == self._n_texts:
                 counted = place
-            if place > known:
+            if place > last:
                 self.place = place
                 self.need(8)
-                known = len(self._data) - 8
+                last = len(self._data) - 8
             (length,) = unpack(self._data, place)
             if length > _MAX_NAME:
                 raise _Broken(f"it has a text of {length} bytes in an array")
@@ -179,7 +179,7 @@ def _read(path: Path, reader: _Reader, size: int) -> Header:
     for _ in range(n_keys):
         key = reader.string(_MAX_NAME)
         if key in metadata:
-            raise _Broken(f"the key {key} is there twice")
+            raise _Broken(f"it has the key {key} twice")
         metadata[key] = _value(reader, int(reader.value(4)))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
@@ -188,7 +188,7 @@ def _read(path: Path, reader: _Reader, size: int) -> Header:
     for _ in range(n_tensors):
         tensor = _tensor(reader)
         if tensor.name in tensors:
-            raise _Broken(f"the tensor {tensor.name} is there twice")
+            raise _Broken(f"it has the tensor {tensor.name} twice")
         if tensor.offset % alignment:
             raise _Broken(f"the tensor {tensor.name} is not aligned")
         tensors[tensor.name] = tensor
@@ -198,7 +198,7 @@ def _read(path: Path, reader: _Reader, size: int) -> Header:
         if end > size:
             raise ModelFileError(
                 f"{path} is cut off: {tensor.name} ends at byte {end}, the file at {size}",
-                hint="the download did not finish: get it again",
+                hint="download it again: the download did not finish",
             )
     return Header(path, size, version, metadata, tuple(tensors.values()), data_start)
 
@@ -234,7 +234,7 @@ def _tensor(reader: _Reader) -> Tensor:
         raise _Broken(f"the tensor {name} has {n_dims} dimensions")
     shape = tuple(int(reader.value(10)) for _ in range(n_dims)) or (1,)
     if not 0 < math.prod(shape) < 1 << 63:
-        raise _Broken(f"the tensor {name} is of the shape {shape}")
+        raise _Broken(f"the tensor {name} has the shape {shape}")
     kind, offset = int(reader.value(4)), int(reader.value(10))
     try:
         known = GGMLQuantizationType(kind)

@@ -1,4 +1,4 @@
-"""Files that are not a GGUF, told by their first bytes."""
+"""Files that are not GGUF files, recognized by their first bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from qdraft.errors import ModelFileError
 
 _KNOWN = (
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "fetch it: git lfs pull"),
-    (b"PK\x03\x04", "a zip archive", "PyTorch checkpoints are zips too: convert them to GGUF"),
+    (b"PK\x03\x04", "a zip archive", "convert it to GGUF, if it is a PyTorch checkpoint"),
     (b"\x80\x02", "a Python pickle", "convert it to GGUF with llama.cpp's convert_hf_to_gguf.py"),
-    (b"lmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
-    (b"fmgg", "a GGML file of before 2023-08", "get the model in GGUF"),
-    (b"tjgg", "a GGML file of before 2023-08", "get the model in GGUF"),
-    (b"<!DOCTYPE", "a web page", "download it again: this is an error or a login page"),
-    (b"<!doctype", "a web page", "download it again: this is an error or a login page"),
-    (b"<html", "a web page", "download it again: this is an error or a login page"),
+    (b"lmgg", "a GGML file from before 2023-08", "download the model as GGUF"),
+    (b"fmgg", "a GGML file from before 2023-08", "download the model as GGUF"),
+    (b"tjgg", "a GGML file from before 2023-08", "download the model as GGUF"),
+    (b"<!DOCTYPE", "a web page", "download it again: this is an error page or a login page"),
+    (b"<!doctype", "a web page", "download it again: this is an error page or a login page"),
+    (b"<html", "a web page", "download it again: this is an error page or a login page"),
 )
 
 

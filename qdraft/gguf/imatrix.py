@@ -22,11 +22,11 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 @dataclass(slots=True)
 class ImportanceMatrix:
-    """Sums over the activations that were multiplied with each weight, by its name.
+    """Sums over the activations that each weight was multiplied with, by the name of the weight.
 
-    ``sums`` of their squares have the shape [n_matrices, n_columns], the ``counts`` of rows in
-    them [n_matrices]; a dense weight is one matrix, the experts of a mixture are one each. The
-    model read ``n_chunks`` of ``chunk_size`` tokens.
+    The ``sums`` of their squares have the shape [n_matrices, n_columns], the ``counts`` of rows in
+    them [n_matrices]; a dense weight is one matrix, each expert of a mixture is one. The model read
+    ``n_chunks`` chunks of ``chunk_size`` tokens.
     """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class ImportanceMatrix:
         return means.astype(np.float32).ravel()
 
     def save(self, path: Path) -> None:
-        """Write llama.cpp's GGUF form, whole or not at all."""
+        """Write llama.cpp's GGUF form, complete or not at all."""
         from gguf import GGUFWriter
 
         with new_file(path) as part:
@@ -70,7 +70,7 @@ class ImportanceMatrix:
 
 
 def load(path: Path) -> ImportanceMatrix:
-    """Read either form. Raises ModelFileError if the file is neither or is cut off."""
+    """Read a file of either form. Raises ModelFileError if it has neither or is cut off."""
     try:
         with path.open("rb") as data:
             magic = data.read(4)
@@ -113,7 +113,7 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
 
 
 def _load_legacy(data: bytes) -> ImportanceMatrix:
-    """Read entries of name, number of calls and means times calls; the rest is optional."""
+    """Read entries: name, number of calls, means times calls. What follows them is optional."""
     matrix = ImportanceMatrix()
     place = 0
 

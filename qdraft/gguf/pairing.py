@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 
 SAME_MODEL, SAME_VOCABULARY, INCOMPATIBLE = "same-model", "same-vocabulary", "incompatible"
 
-# Relative error of a row that quantizing to a type leaves, by bits a weight: about twice that of
-# real weights, so that a larger error means another model and not rounding.
+# The largest relative error of a row that quantizing explains, by bits per weight: about twice that
+# of real weights, so that a larger error means another model.
 _ERROR_BY_BITS = {
     1.9: 1.2,
     2.5: 0.9,
@@ -32,8 +32,8 @@ _ERROR_BY_BITS = {
     33.0: 0.0005,
 }
 _N_TENSORS, _N_ROWS = 6, 4
-_DECISIVE = ("bos", "eos", "eot")  # those that must agree once the models are loaded
-_NORM_ERROR = 1e-2  # vectors stay F32 or F16 in every file, so they hardly change
+_DECISIVE = ("bos", "eos", "eot")  # these must agree when the models are loaded
+_NORM_ERROR = 1e-2  # vectors stay in F32 or F16, so they hardly change
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ def compare(first: Facts, second: Facts) -> Pairing:
         return Pairing(INCOMPATIBLE, (*vocabulary, *model, *template))
     if model:
         return Pairing(SAME_VOCABULARY, (*model, *template))
-    error, where = weights_error(first.parts, second.parts)
-    if where:
-        differs = Difference(f"weights of {where}", "", f"off by {error:.0%}")
+    error, tensor = weights_error(first.parts, second.parts)
+    if tensor:
+        differs = Difference(f"weights of {tensor}", "", f"off by {error:.0%}")
         return Pairing(SAME_VOCABULARY, (differs, *template), error)
     return Pairing(SAME_MODEL, template, error)
 
 
 def _same_tokens(first: Facts, second: Facts) -> bool:
-    """Compare the tokens that both have; loading checks those that only one of them has."""
+    """Tell whether the tokens that both have are the same; loading checks the others."""
     if first.tokens_sha256 == second.tokens_sha256:
         return True
     if first.n_vocab == second.n_vocab or not (first.n_vocab and second.n_vocab):
@@ -127,10 +127,10 @@ def _same_tokens(first: Facts, second: Facts) -> bool:
 
 
 def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float | None, str]:
-    """Return the largest relative difference of a few rows, and a tensor beyond rounding.
+    """Return the largest relative difference of a few rows, and a tensor that differs too much.
 
     This compares the norms of some layers, which no quantization changes, and rows of some
-    matrices with the error that their types explain. The name is empty if rounding explains every
+    matrices, whose types explain a certain error. The name is empty if rounding explains every
     difference; the error is None if no row could be compared. ``first`` and ``second`` are all the
     parts of each model.
     """
@@ -143,7 +143,7 @@ def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float 
     vectors = _spread([name for name in names if dims[name] == 1], 4 * _N_TENSORS)
     matrices = _spread([name for name in names if dims[name] == 2], _N_TENSORS)
     worst: float | None = None
-    where = ""
+    unexplained = ""
     for name in (*vectors, *matrices):
         pair = [table[name][1] for table in tables]
         if pair[0].shape != pair[1].shape:
@@ -157,13 +157,13 @@ def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float 
             sum(_explained_error(t) for t in pair) if len(pair[0].shape) > 1 else _NORM_ERROR
         )
         worst = max(worst or 0.0, error)
-        if not error <= explained and not where:
-            where = name
-    return worst, where
+        if not error <= explained and not unexplained:
+            unexplained = name
+    return worst, unexplained
 
 
 def _rows(header: Header, tensor: Tensor) -> NDArray[np.float32] | None:
-    """Return rows from all over a tensor, as floats; None for an unknown type."""
+    """Return a few rows of a tensor, evenly spread, as floats; None for an unknown type."""
     from gguf import GGMLQuantizationType, dequantize
 
     if tensor.n_bytes is None:

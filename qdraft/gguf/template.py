@@ -1,4 +1,4 @@
-"""Whether a chat template renders."""
+"""A trial of a chat template, without a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 
 def template_renders(template: str) -> bool:
-    """Try one user message in a sandbox like that of llama.cpp's binding."""
+    """Tell whether one user message renders, in a sandbox like that of llama-cpp-python."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

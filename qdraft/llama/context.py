@@ -23,17 +23,17 @@ from qdraft.llama.rpc import keep_alive
 from qdraft.llama.sequence import LlamaSequence
 
 DEFAULT_N_CTX = 4096
-# The ids of sequences: texts that one cache holds side by side. A recurrent or hybrid model keeps
-# a state for each id, whether it is used or not, so it gets fewer.
+# The ids of sequences, which are the texts that one cache holds side by side. A recurrent or hybrid
+# model has a state in memory for each id, used or not, so it gets fewer.
 N_IDS, N_IDS_RECURRENT = 8, 2
 
 
 class LlamaContext:
-    """One context on a model: a cache for the tokens of its sequences, and its threads.
+    """One context of a model: a cache for the tokens of its sequences, and its threads.
 
     ``n_ctx`` is the number of tokens that all sequences together can hold. ``decode_s`` adds up the
-    seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context. ``lines`` is
-    what llama.cpp logged about the model and this context.
+    seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context. ``lines``
+    are what llama.cpp logged about the model and this context.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class LlamaContext:
     ) -> None:
         """Make a context, of ``DEFAULT_N_CTX`` or the training context if ``n_ctx`` is None.
 
-        ``n_rows`` is the most rows of logits of one eval. Raises DeviceMemoryError if memory runs
-        out, and EngineError if llama.cpp fails otherwise.
+        ``n_rows`` is the largest number of rows of logits that one eval returns. Raises
+        DeviceMemoryError if memory runs out, and EngineError if llama.cpp fails otherwise.
         """
         self._lib = lib()
         self.model = model
@@ -57,15 +57,16 @@ class LlamaContext:
         try:
             with interruptible(), listening(lines), native_errors() as errors:
                 self._context = self._lib.llama_init_from_model(model.native, native_params)
-        except BaseException:  # an interrupt that came when it was made
+        except BaseException:  # an interrupt that came after llama.cpp had made it
             if self._context:
                 self._lib.llama_free(self._context)
             raise
         if not self._context:
-            words = f"no context of {n_ctx} tokens for {model.path.name}: {errors}"
+            what = f"a context of {n_ctx} tokens for {model.path.name}"
+            problem = f"llama.cpp cannot make {what}: {errors}"
             if is_short_of_memory(lines):
-                raise DeviceMemoryError(words, hint=LESS_MEMORY)
-            raise EngineError(words)
+                raise DeviceMemoryError(problem, hint=LESS_MEMORY)
+            raise EngineError(problem)
         keep_alive()
         self.lines = [*model.lines, *lines]
         self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))
@@ -76,7 +77,7 @@ class LlamaContext:
         self.copy_s = 0.0
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
-        """Return llama_context_params."""
+        """Return the llama_context_params that ``params`` describe."""
         native_params = self._lib.llama_context_default_params()
         native_params.n_ctx = n_ctx
         native_params.n_batch = params.n_batch
@@ -95,9 +96,9 @@ class LlamaContext:
         return native_params
 
     def _make_batch(self, size: int) -> None:
-        """Make one batch for all decodes, whose arrays numpy owns.
+        """Make the one batch of all decodes; numpy owns its arrays.
 
-        All of its tokens are of one sequence, so they share one id.
+        The tokens of a decode belong to one sequence, so they share one id.
         """
         self._tokens = np.zeros(size, dtype=np.int32)
         self._pos = np.zeros(size, dtype=np.int32)
@@ -116,7 +117,7 @@ class LlamaContext:
         kinds = dict(self._lib.llama_batch._fields_)
         for name, array in arrays.items():
             setattr(batch, name, array.ctypes.data_as(kinds[name]))
-        self._held = arrays  # as long as the batch points to them
+        self._held = arrays  # the batch points to them
 
     @property
     def native(self) -> Any:
@@ -136,7 +137,7 @@ class LlamaContext:
 
     @property
     def spare_id(self) -> int:
-        """The id that no sequence gets: the KV copy carries cells through it."""
+        """The id that no sequence gets; the KV copy moves cells through it."""
         return N_IDS - 1
 
     def sequence(self) -> LlamaSequence:
@@ -193,13 +194,11 @@ class LlamaContext:
         if status:
             self._lib.llama_memory_seq_rm(self.memory, id, start, -1)
             if status == 1:
-                raise ContextError(
-                    f"{n} more tokens do not fit the context of {self.n_ctx}: it has no room"
-                )
-            raise EngineError(f"llama_decode returned {status} at {start}: {errors}")
+                raise ContextError(f"the context of {self.n_ctx} tokens has no room for {n} more")
+            raise EngineError(f"llama_decode returned {status} at position {start}: {errors}")
 
     def rows(self, n: int) -> NDArray[np.float32]:
-        """Return the logits of the last decode, shape [n, n_vocab], borrowed until the next."""
+        """Return the logits of the last decode, shape [n, n_vocab], valid until the next one."""
         n_vocab = self.vocab.n_tokens
         if not n:
             return np.empty((0, n_vocab), dtype=np.float32)

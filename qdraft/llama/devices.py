@@ -1,4 +1,4 @@
-"""The devices of this build of llama.cpp, and the instruction sets of the CPU."""
+"""The devices that this build of llama.cpp has here, and the instruction sets of the CPU."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Device:
 
     @property
     def unified(self) -> bool:
-        """Whether its memory is the CPU's."""
+        """True if its memory is the CPU's."""
         return self.kind == "igpu" or self.backend == "MTL"
 
     @property
     def takes_layers(self) -> bool:
-        """Whether layers can be moved to it: not to the CPU, nor to what only accelerates it."""
+        """True if layers can go to it; False for the CPU, and for what only accelerates the CPU."""
         return self.kind in ("gpu", "igpu")
 
 
@@ -99,9 +99,9 @@ class Build:
 
 
 def devices() -> list[Device]:
-    """Return all devices in ggml's order: GPUs, the CPU, those of RPC servers that were added.
+    """Return all devices in ggml's order: GPUs, the CPU, then those of connected RPC servers.
 
-    Raises ServerError if a server does not answer any more.
+    Raises ServerError if a server no longer answers.
     """
     get = function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
     count = function("ggml_backend_dev_count", ctypes.c_size_t)
@@ -109,29 +109,29 @@ def devices() -> list[Device]:
 
 
 def offload_devices() -> list[Device]:
-    """Return the devices that llama.cpp moves layers to if none are named.
+    """Return the devices that llama.cpp puts layers on if the user names none.
 
-    A card that several backends know counts once. Integrated GPUs count only if there is no other
+    A card that several backends report counts once. Integrated GPUs count only if there is no other
     GPU, and only those of one backend.
     """
-    able = [device for device in devices() if device.takes_layers]
+    candidates = [device for device in devices() if device.takes_layers]
     local: dict[str, Device] = {}
-    for device in able:
+    for device in candidates:
         if device.kind == "gpu" and not device.remote:
             local.setdefault(device.card or device.name, device)
-    integrated = [device for device in able if device.kind == "igpu"]
+    integrated = [device for device in candidates if device.kind == "igpu"]
     integrated = [device for device in integrated if device.backend == integrated[0].backend]
-    return [*(device for device in able if device.remote), *(local.values() or integrated)]
+    return [*(device for device in candidates if device.remote), *(local.values() or integrated)]
 
 
 def device_pointer(name: str) -> int | None:
-    """Return ggml's device of this name; None if there is none."""
+    """Return ggml's pointer to the device of this name; None if there is none."""
     pointer = function("ggml_backend_dev_by_name", _pointer, _text)(name.encode())
     return int(pointer) if pointer else None
 
 
 def buffer_types(names: Sequence[str]) -> dict[str, int]:
-    """Return the buffer types of devices, where tensors can go, by both their names."""
+    """Return the buffer type of each device, by the device's name and by its own."""
     of_device = function("ggml_backend_dev_buffer_type", _pointer, _pointer)
     name_of = function("ggml_backend_buft_name", _text, _pointer)
     types: dict[str, int] = {}
@@ -142,7 +142,7 @@ def buffer_types(names: Sequence[str]) -> dict[str, int]:
 
 
 def splits_rows(device: Device) -> bool:
-    """Tell whether its backend can spread the rows of a matrix over several devices."""
+    """Tell whether the backend of a device can split the rows of a matrix over several devices."""
     registry = function("ggml_backend_dev_backend_reg", _pointer, _pointer)
     find = function("ggml_backend_reg_get_proc_address", _pointer, _pointer, _text)
     of_device = registry(device_pointer(device.name))
@@ -183,7 +183,7 @@ def _describe(device: int) -> Device:
 
 
 def build() -> Build:
-    """Describe this build."""
+    """Describe the build of llama.cpp that is installed."""
     return Build(
         library=f"llama-cpp-python {library_version()}",
         build=build_id(),

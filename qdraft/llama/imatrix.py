@@ -26,7 +26,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
 
 CHUNK = 512  # tokens that the model reads as one text
-_STEP = 128  # tokens a decode: each of them gets a row of logits, which takes memory
+_STEP = 128  # tokens of a decode: each of them gets a row of logits, which takes memory
 _F32, _I32 = 0, 26  # ggml_type
 
 
@@ -121,14 +121,14 @@ class _Collector:
         return True
 
     def _weight(self, tensor: Any) -> str | None:
-        """Return the name of the layer's weight that this node multiplies; None for others."""
+        """Return the weight of a layer that this node multiplies, by name; None for other nodes."""
         if tensor.op not in (self._ggml.mul_mat, self._ggml.mul_mat_id):
             return None
         name = tensor.src[0].contents.name.decode()
         if "#" in name:  # a copy of the scheduler: BACKEND#name#number
             name = name.split("#")[1]
-        known = name.startswith("blk.") and name.endswith(".weight")
-        return name if known and tensor.src[1].contents.type == _F32 else None
+        is_of_layer = name.startswith("blk.") and name.endswith(".weight")
+        return name if is_of_layer and tensor.src[1].contents.type == _F32 else None
 
     def _take(self, tensor: Any, name: str) -> None:
         weight = tensor.src[0].contents
@@ -156,23 +156,23 @@ def collect(
 ) -> ImportanceMatrix:
     """Return the importance matrix of a model over ``chunks``, each read as a text of its own.
 
-    Load the model without extra buffers: repacked weights hide their inputs. Raises EngineError
+    The model must be loaded without repacked weights, which hide their inputs. Raises EngineError
     if decoding fails. KeyboardInterrupt ends it within a step of 128 tokens.
     """
     matrix = ImportanceMatrix(chunk_size=CHUNK)
     collector = _Collector(matrix)
-    what = "collecting the importance matrix"
-    with _opened(model, max(map(len, chunks)), params, collector) as context:
+    action = "collecting the importance matrix"
+    with _open_context(model, max(map(len, chunks)), params, collector) as context:
         for n_done, chunk in enumerate(chunks):
-            progress(what, n_done, len(chunks))
+            progress(action, n_done, len(chunks))
             _read(context, chunk, collector)
             matrix.n_chunks += 1
-        progress(what, len(chunks), len(chunks))
+        progress(action, len(chunks), len(chunks))
     return matrix
 
 
 @contextmanager
-def _opened(
+def _open_context(
     model: LlamaModel, n_ctx: int, params: EngineParams, collector: _Collector
 ) -> Iterator[Any]:
     """Make a llama_context that calls the collector, and free it at the end."""
@@ -187,7 +187,7 @@ def _opened(
     with native_errors() as errors:
         context = lib().llama_init_from_model(model.native, native_params)
     if not context:
-        raise EngineError(f"no context for {model.path.name}: {errors}")
+        raise EngineError(f"llama.cpp cannot make a context for {model.path.name}: {errors}")
     try:
         yield context
     finally:

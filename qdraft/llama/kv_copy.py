@@ -1,11 +1,11 @@
 """The KV copy: the target's KV cells, copied into the draft's cache.
 
 Target and draft of one model have caches of the same shape, and the target's cells are what the
-draft's own would be without the loss of quantization. So the draft reads no prompt of its own, and
-after each round gets the cells of the accepted tokens.
+draft's own would be without the loss of quantization. So the draft never reads a prompt: it gets
+the target's cells, and after each round those of the accepted tokens.
 
 llama.cpp saves and restores whole sequences only, and restoring wipes the destination. So a part of
-a sequence travels under the id that each context keeps for this, ``LlamaContext.spare_id``.
+a sequence travels under an id that each context reserves for this, ``LlamaContext.spare_id``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from qdraft.llama.interrupts import interruptible
 from qdraft.llama.native import lib, native_errors
 from qdraft.llama.sequence import LlamaSequence
 
-# A copy that takes more than this share of a decode costs about what shared cells gain. Over a slow
-# link it does: each layer's cells are a message and an answer of their own.
-_DEAR = 0.5
+# A copy that takes more than this share of a decode costs about as much as shared cells gain. It
+# takes more over a slow link, where each layer's cells are a message and an answer.
+_MAX_COPY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ def couple(
         return KvSharing(False, "switched off")
     try:
         if not flash_attn:
-            # V is then stored transposed: a cell is thousands of tiny copies.
+            # V is then stored transposed, so that one cell takes thousands of tiny copies.
             raise EngineError("flash attention is off")
         if target.model.shape != draft.model.shape:
             raise EngineError("target and draft are different models")
         copy_s, decode_s = prove(target, draft)
-        if share_kv == "auto" and copy_s > _DEAR * decode_s:
+        if share_kv == "auto" and copy_s > _MAX_COPY * decode_s:
             raise EngineError(
-                f"copying cells takes {1000 * copy_s:.0f} ms here, a decode {1000 * decode_s:.0f}"
+                f"copying cells takes {1000 * copy_s:.0f} ms, a decode {1000 * decode_s:.0f} ms"
             )
     except ServerError:
         raise
@@ -70,11 +70,11 @@ def couple(
 
 
 def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
-    """Copy a few real cells, whole and in part, and read them back bit for bit.
+    """Copy a few real cells, whole and in part, and compare both caches bit for bit.
 
-    Returns the seconds of a copy of two cells and those of the decode that made them, the lesser
-    of two each. Raises EngineError with the reason if the two caches do not take each other's
-    cells. The first decodes also bring the weights into memory before the first prompt.
+    Returns the seconds of a copy of two cells and those of the decode that made them; of both, the
+    lesser of two measurements. Raises EngineError with the reason if the draft's cache does not
+    take the target's cells. The decodes also bring the weights into memory before the first prompt.
     """
     copies, decodes = [], []
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
             decodes.append(target.decode_s - before[0])
             copies.append(draft.copy_s - before[1])
         if read_state(source) != read_state(destination):
-            raise EngineError("cells come back changed")
+            raise EngineError("copied cells differ from the target's")
     return min(copies), min(decodes)
 
 
@@ -120,7 +120,7 @@ class KvCopy:
             try:
                 self._copy_cells(start)
                 destination.take_over(source.tokens)
-            except EngineError:  # the destination holds a part of its cells, or none
+            except EngineError:  # the destination may hold a part of the cells
                 with suppress(EngineError):
                     destination.truncate(0)
                 raise
@@ -130,7 +130,7 @@ class KvCopy:
         if start == 0:
             n_bytes = self._read(self._source.id)
             self._write(n_bytes, self._destination.id)
-            self._buffer = (ctypes.c_uint8 * 0)()  # a whole prompt's cells: not kept
+            self._buffer = (ctypes.c_uint8 * 0)()  # free the memory of a whole prompt's cells
         elif start < self._source.n_past:
             self._copy_part(start)
         else:
@@ -152,7 +152,7 @@ class KvCopy:
         self._lib.llama_memory_seq_rm(memory, spare, -1, -1)
 
     def _read(self, id: int) -> int:
-        """Read the source's cells of an id into the buffer; return the number of bytes."""
+        """Read the cells of an id of the source into the buffer; return the number of bytes."""
         context = self._source.context.native
         size = int(self._lib.llama_state_seq_get_size(context, id))
         if size > len(self._buffer):
@@ -167,8 +167,8 @@ class KvCopy:
         """Write the buffer into the destination's cache, as the cells of an id."""
         context = self._destination.context.native
         with native_errors() as errors:
-            taken = self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id)
-        if not taken:
+            n_written = self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id)
+        if not n_written:
             raise EngineError(f"the draft does not take the target's KV cells: {errors}")
 
 

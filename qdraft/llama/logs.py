@@ -1,7 +1,7 @@
 """What qdraft reads from llama.cpp's log: each pattern beside the lines that it was written for.
 
-llama.cpp reports where layers and buffers went, why it failed and what a quantization gave in its
-log only. The lines are those of llama-cpp-python 0.3.36; another version may change them.
+Where layers and buffers went, why llama.cpp failed and what a quantization gave: llama.cpp reports
+these in its log only. The lines are those of llama-cpp-python 0.3.36; others may differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LogPattern:
-    """A pattern of one kind of line, and ``samples``: lines with the groups that it finds."""
+    """A pattern for one kind of line, and ``samples``: such lines, with the groups of the match."""
 
     pattern: str
     samples: Mapping[str, tuple[str, ...]]
@@ -60,7 +60,7 @@ BUFFER = LogPattern(
         ),
     },
 )
-# Loading with overrides: the tensor, and the buffer type that it was put into.
+# Loading with overrides: a tensor, and the buffer type that it went to.
 MOVED = LogPattern(
     r"tensor (\S+) .*buffer type overridden to (\S+)",
     {
@@ -78,7 +78,7 @@ ELSEWHERE = LogPattern(
         "device CPU (usually due to missing support)": ("1", "CUDA0", "Flash Attention", "CPU"),
     },
 )
-# Making a context: the MiB of a cache, also of one on a model without weights.
+# Making a context: the MiB of a cache, even if the weights were not loaded.
 CACHE_SIZE = LogPattern(
     r"(?:kv_cache|memory_recurrent)\w*: +size = +([\d.]+) MiB",
     {

@@ -36,9 +36,9 @@ class LlamaModel:
         dry: bool = False,
         progress: Progress = no_progress,
     ) -> None:
-        """Load ``path``; ``progress`` gets the share that is loaded, of 1.
+        """Load ``path``; ``progress`` gets the share that is loaded, from 0 to 1.
 
-        ``dry`` loads and allocates no weights: contexts on such a model know their sizes but
+        ``dry`` loads and allocates no weights: contexts of such a model report their sizes but
         cannot decode. Raises UsageError for a device that does not exist, DeviceMemoryError if a
         device has too little memory, and ModelFileError with llama.cpp's reason if loading fails
         otherwise. KeyboardInterrupt ends the loading.
@@ -69,7 +69,7 @@ class LlamaModel:
                 callback = self._lib.llama_progress_callback(report)
                 native_params.progress_callback = callback
                 self._model = self._lib.llama_model_load_from_file(os.fsencode(path), native_params)
-        except BaseException:  # an interrupt that came when it was loaded
+        except BaseException:  # an interrupt that came after llama.cpp had loaded it
             if self._model:
                 self._lib.llama_model_free(self._model)
             raise
@@ -124,11 +124,11 @@ class LlamaModel:
                 self._lib.llama_model_free(model)
 
 
-def _load_error(words: str, lines: Sequence[str]) -> EngineError | ModelFileError:
+def _load_error(problem: str, lines: Sequence[str]) -> EngineError | ModelFileError:
     return (
-        DeviceMemoryError(words, hint=LESS_MEMORY)
+        DeviceMemoryError(problem, hint=LESS_MEMORY)
         if is_short_of_memory(lines)
-        else ModelFileError(words)
+        else ModelFileError(problem)
     )
 
 

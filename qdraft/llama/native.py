@@ -1,4 +1,4 @@
-"""The native library: loaded once, called through one door, its log routed to Python's."""
+"""llama.cpp's library: loaded once, called through one door, its log sent to Python's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("qdraft.llama.cpp")
 _ERROR, _CONTINUED = 4, 5  # of ggml.h; the binding's own table has them wrong
 _listeners: list[list[str]] = []
 _error_listeners: list[list[str]] = []
-_held: list[Any] = []  # callbacks that native code holds must not be collected
+_held: list[Any] = []  # callbacks that native code uses, which Python must not collect
 
 # The functions that may reach an RPC server, or must not run while another call does.
 _GUARDED = re.compile(
@@ -82,7 +82,7 @@ def _keep_freed_memory() -> None:
 def function(name: str, result: Any = None, *arguments: Any) -> Any:
     """Return a function of ggml by name, with the ctypes of its result and arguments.
 
-    It comes from the very copy of ggml that llama.cpp uses, and is guarded as those of ``lib`` are.
+    It belongs to the copy of ggml that llama.cpp uses, and is guarded as those of ``lib`` are.
     Raises EngineError if this build has no function of that name.
     """
     for library in _libraries():
@@ -95,13 +95,13 @@ def function(name: str, result: Any = None, *arguments: Any) -> Any:
 def _libraries() -> list[ctypes.CDLL]:
     """Return the libraries that hold ggml's functions.
 
-    A wheel holds each library under several names. Loading one of them anew can give a second ggml,
-    with devices and settings of its own that llama.cpp does not know. A look-up in libllama also
-    looks in what libllama was linked to, except on Windows.
+    A wheel holds each library under several names. Loading one of them again can give a second
+    ggml, whose devices and settings llama.cpp does not know. A look-up in libllama also looks in
+    the libraries that it is linked to, except on Windows.
     """
     llama = lib().llama_cpp._lib
-    beside = sorted(Path(llama._name).parent.glob("ggml*.dll"))
-    return [llama, *(ctypes.CDLL(str(path)) for path in beside)]
+    of_windows = sorted(Path(llama._name).parent.glob("ggml*.dll"))
+    return [llama, *(ctypes.CDLL(str(path)) for path in of_windows)]
 
 
 def _guard(name: str, member: Any) -> Any:
@@ -109,7 +109,7 @@ def _guard(name: str, member: Any) -> Any:
 
 
 def _route_log(llama_cpp: Any) -> None:
-    """Send whole lines to the logger at debug level, so that none reaches a terminal unasked."""
+    """Send whole lines to the logger at debug level, so that llama.cpp prints none itself."""
     line: list[str] = []
     level = 0
 
@@ -136,13 +136,13 @@ def _route_log(llama_cpp: Any) -> None:
 
 @contextmanager
 def listening(lines: list[str]) -> Iterator[None]:
-    """Add llama.cpp's log lines to ``lines`` meanwhile, whatever their level."""
-    with _listed(lines, _listeners):
+    """Add what llama.cpp logs during the block to ``lines``, whatever its level."""
+    with _subscribed(lines, _listeners):
         yield
 
 
 class NativeErrors:
-    """What llama.cpp has logged as errors."""
+    """The lines that llama.cpp has logged as errors."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -157,19 +157,19 @@ class NativeErrors:
 
 @contextmanager
 def native_errors() -> Iterator[NativeErrors]:
-    """Collect the errors that llama.cpp logs meanwhile."""
+    """Collect the errors that llama.cpp logs during the block."""
     errors = NativeErrors()
-    with _listed(errors.lines, _error_listeners):
+    with _subscribed(errors.lines, _error_listeners):
         yield errors
 
 
 @contextmanager
-def _listed(lines: list[str], listeners: list[list[str]]) -> Iterator[None]:
+def _subscribed(lines: list[str], listeners: list[list[str]]) -> Iterator[None]:
     listeners.append(lines)
     try:
         yield
     finally:
-        # By identity: two lists that are both empty are equal.
+        # By identity, because two empty lists are equal.
         listeners[:] = [other for other in listeners if other is not lines]
 
 

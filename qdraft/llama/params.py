@@ -25,9 +25,9 @@ class EngineParams:
     ``n_threads_batch`` 0 is ``n_threads``.
 
     ``n_gpu_layers`` None lets qdraft place the layers if a command or ``open_pair`` opens the pair,
-    and puts all of them on devices for a bare ``Pair``; -1 demands all. ``devices`` are names as
+    and puts all of them on devices in a bare ``Pair``; -1 demands all. ``devices`` are names as
     ``qdraft devices`` prints them, in the order in which they get layers; empty stands for all of
-    them, ("none",) for the CPU alone. ``main_gpu`` is a place among them, of the only device that
+    them, ("none",) for the CPU alone. ``main_gpu`` is the index among them of the one device that
     ``split_mode`` "none" uses. ``override_tensors`` pairs patterns of tensor names with names of
     devices or buffer types. ``kv_offload`` False keeps the KV cache in the CPU's memory.
 
@@ -53,9 +53,9 @@ class EngineParams:
     extra_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        most = 2**24
-        require(0 <= (self.n_ctx or 0) <= most, "n_ctx", self.n_ctx, f"0 (the model's) to {most}")
-        require(self.n_batch <= most, "n_batch", self.n_batch, f"at most {most}")
+        limit = 2**24
+        require(0 <= (self.n_ctx or 0) <= limit, "n_ctx", self.n_ctx, f"0 (the model's) to {limit}")
+        require(self.n_batch <= limit, "n_batch", self.n_batch, f"at most {limit}")
         require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
         require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
@@ -74,40 +74,47 @@ class EngineParams:
             "split_mode": SPLIT_MODES,
         }
         for name, known in choices.items():
-            kind = getattr(self, name)
-            require(kind in known, name, kind, f"one of {', '.join(known)}")
+            choice = getattr(self, name)
+            require(choice in known, name, choice, f"one of {', '.join(known)}")
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention")
+            raise UsageError(
+                f"cache_type_v {self.cache_type_v} needs flash attention, but flash_attn is off"
+            )
         self._require_devices()
 
     def _require_devices(self) -> None:
         """Raise UsageError for devices and splits that contradict each other on any machine."""
         names = ", ".join(self.devices)
-        once = len(set(self.devices)) == len(self.devices)
-        require(once, "devices", names, "a list that names each device once")
-        alone = NO_DEVICE not in self.devices or len(self.devices) == 1
-        require(alone, "devices", names, "either none or a list of devices")
+        is_unique = len(set(self.devices)) == len(self.devices)
+        require(is_unique, "devices", names, "a list that names each device once")
+        if NO_DEVICE in self.devices and len(self.devices) > 1:
+            raise UsageError(
+                f"devices is {names}, but `none` cannot be combined with other devices"
+            )
         if NO_DEVICE in self.devices and self.n_gpu_layers:
-            raise UsageError("devices is none, but layers are asked for one")
+            raise UsageError("devices is none, so n_gpu_layers must be 0 or left out")
         if self.split_mode == "none" and self.tensor_split:
-            raise UsageError("split_mode none puts all on one device: tensor_split has no meaning")
+            raise UsageError(
+                "split_mode none puts everything on one device, so tensor_split cannot be combined "
+                "with it"
+            )
         if self.split_mode in ("layer", "tensor") and self.main_gpu:
             raise UsageError(
-                f"main_gpu has no meaning under split_mode {self.split_mode}",
-                hint="split_mode none takes the main GPU alone, or name the devices",
+                f"main_gpu needs split_mode none or row, not {self.split_mode}",
+                hint="use split_mode none for the main GPU alone, or name the devices to use",
             )
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> EngineParams:
-        """Make params of what ``dataclasses.asdict`` gave and JSON stored: lists become tuples."""
+        """Make params from the JSON of ``dataclasses.asdict``, whose tuples have become lists."""
 
-        def frozen(value: Any) -> Any:
-            return tuple(map(frozen, value)) if isinstance(value, list) else value
+        def freeze(value: Any) -> Any:
+            return tuple(map(freeze, value)) if isinstance(value, list) else value
 
-        return cls(**{name: frozen(value) for name, value in fields.items()})
+        return cls(**{name: freeze(value) for name, value in fields.items()})
 
     def same_place(self, other: EngineParams) -> bool:
-        """Tell whether these put weights where ``other`` puts them."""
+        """Tell whether these params put weights on the same devices as ``other``."""
         names = (
             "n_gpu_layers",
             "devices",
@@ -119,13 +126,13 @@ class EngineParams:
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def elsewhere(self, devices: tuple[str, ...]) -> EngineParams:
-        """Return the same for other devices, without the split over the first ones."""
+        """Return these params for other devices, without the split over the present ones."""
         if devices == (NO_DEVICE,):
             return self.on_cpu()
         return replace(self, devices=devices, split_mode="layer", main_gpu=0, tensor_split=())
 
     def on_cpu(self) -> EngineParams:
-        """Return the same for the CPU alone."""
+        """Return these params for the CPU alone."""
         return replace(
             self,
             n_gpu_layers=None,

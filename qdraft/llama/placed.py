@@ -1,4 +1,4 @@
-"""Where a model goes: what qdraft asks of llama.cpp, and what llama.cpp logs that it did."""
+"""Where a model goes: what qdraft asks of llama.cpp, and what it did, by its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdraft.errors import UsageError
+from qdraft.errors import UsageError, require
 from qdraft.llama import logs
 from qdraft.llama.devices import (
     Device,
@@ -24,13 +24,13 @@ from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, SPLIT_MODES, EngineParams
 
 CPU = "CPU"
 _MIB = 2**20
-_TOGETHER = "Meta("  # what llama.cpp calls all devices as one, under split mode tensor
+_TOGETHER = "Meta("  # llama.cpp's name for all devices together, under split mode tensor
 _KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds of a model: its layers, and bytes."""
+    """What one device holds of a model: layers, and bytes of memory."""
 
     n_layers: int = 0
     weights: int = 0
@@ -68,8 +68,8 @@ def chosen_devices(params: EngineParams) -> list[Device]:
 def place(native_params: Any, params: EngineParams) -> list[Any]:
     """Write into llama_model_params where a model goes.
 
-    Returns what must be held until the model is loaded. Raises UsageError for what this build or
-    this machine lacks, and for params that contradict each other.
+    Returns objects to keep alive until the model is loaded. Raises UsageError for what this build
+    or this machine lacks, and for params that contradict each other.
     """
     chosen = chosen_devices(params)
     require_placeable(params, chosen)
@@ -93,47 +93,67 @@ def place(native_params: Any, params: EngineParams) -> list[Any]:
 
 def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
     """Raise UsageError for GPU settings without a GPU, or with too few."""
-    splits = params.main_gpu or params.tensor_split or params.split_mode != "layer"
-    asked = params.n_gpu_layers or splits or not params.kv_offload
-    if asked and not chosen and NO_DEVICE not in params.devices:
-        raise UsageError(
-            "layers are asked for the GPU, but this build of llama-cpp-python has no device for "
-            "them",
-            hint="leave the GPU options out; qdraft devices tells how to get a GPU build",
-        )
-    if asked and not chosen:
-        raise UsageError("options of a GPU make no sense with --device none")
-    if chosen and params.main_gpu >= len(chosen):
-        raise UsageError(f"main_gpu is {params.main_gpu}, but there are {len(chosen)} devices")
+    if not chosen:
+        _require_no_device_settings(params)
+    else:
+        rule = f"less than the number of devices ({len(chosen)})"
+        require(params.main_gpu < len(chosen), "main_gpu", params.main_gpu, rule)
     _overrides(params, chosen)
     if params.split_mode == "row":
         for device in chosen:
             if not splits_rows(device):
                 raise UsageError(
-                    f"split_mode row does not work with {device.name}: it cannot split rows",
-                    hint="layer works with every device, tensor with several of them",
+                    f"split_mode row does not work with {device.name}, which cannot split rows",
+                    hint="use split_mode layer, which works with every device, or try tensor",
                 )
     if len(params.tensor_split) > max(1, len(chosen)):
         raise UsageError(
-            f"tensor_split has {len(params.tensor_split)} parts for {len(chosen)} devices"
+            f"tensor_split has {len(params.tensor_split)} parts but must have at most "
+            f"{max(1, len(chosen))}, one for each device"
+        )
+
+
+def _require_no_device_settings(params: EngineParams) -> None:
+    """Raise UsageError if a parameter is set that makes no sense without a device."""
+    is_set = {
+        "split_mode": params.split_mode != "layer",
+        "main_gpu": params.main_gpu,
+        "tensor_split": params.tensor_split,
+        "kv_offload": not params.kv_offload,
+    }
+    names = [name for name, value in is_set.items() if value]
+    hint = "leave the GPU options out; qdraft devices shows how to get a GPU build"
+    if params.n_gpu_layers:  # unnamed: it may be the draft's, which has an option of its own
+        raise UsageError(
+            "layers cannot go on a GPU: this build of llama-cpp-python has no device for them",
+            hint=hint,
+        )
+    if names and NO_DEVICE in params.devices:
+        raise UsageError(f"devices is none, so {names[0]} must be left out")
+    if names:
+        raise UsageError(
+            f"{names[0]} needs a GPU, but this build of llama-cpp-python has none", hint=hint
         )
 
 
 def _overrides(params: EngineParams, chosen: Sequence[Device]) -> Any:
-    """Return the pairs of pattern and buffer type, closed by an empty one."""
+    """Return the pairs of pattern and buffer type, and an empty one at the end.
+
+    Raises UsageError for a pattern that is not valid, and for a device that is not there.
+    """
     if not params.override_tensors:
         return None
     known = buffer_types([CPU, *(device.name for device in chosen)])
-    for pattern, where in params.override_tensors:
-        if where not in known:
+    for pattern, device in params.override_tensors:
+        if device not in known:
             raise UsageError(
-                f"tensors cannot be put on {where}", hint=f"known: {', '.join(sorted(known))}"
+                f"tensors cannot be put on {device}", hint=f"known: {', '.join(sorted(known))}"
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise UsageError(f"{pattern} is not a pattern of tensor names: {error}") from error
-    pairs = [_Override(p.encode(), known[where]) for p, where in params.override_tensors]
+    pairs = [_Override(p.encode(), known[device]) for p, device in params.override_tensors]
     return (_Override * (len(pairs) + 1))(*pairs, _Override(None, None))
 
 
@@ -142,10 +162,10 @@ class Placed:
     """Where a loaded model is, by device name, as llama.cpp logged it.
 
     ``layers`` names the device of each layer; the last one is the output. ``moved`` counts the
-    tensors that a pattern put elsewhere. ``surprises`` are sentences on what is not on the device
-    of its layer. ``mapped`` are, by device, the bytes of weights that are a stretch of the file,
-    from the first tensor that the device uses to the last; unused parts take no memory. ``remote``
-    names the devices that belong to RPC servers.
+    tensors that a pattern put on a device. ``surprises`` are sentences about what is not on the
+    device of its layer. ``mapped`` are, by device, the bytes of the stretch of the file that
+    llama.cpp maps, from the first tensor that the device uses to the last; the unused parts take no
+    memory. ``remote`` names the devices that belong to RPC servers.
     """
 
     layers: tuple[str, ...]
@@ -173,26 +193,26 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
         if match := logs.LAYER.search(line):
             layers[int(match[1])] = match[2]
         elif match := logs.BUFFER.search(line):
-            where, kind, mib = device_of(match[1], known), match[2], float(match[3])
-            mapped[where] += mib if match[1].endswith("_Mapped") else 0
-            if kind == "compute":  # logged again whenever it is reserved anew
-                compute[where] = mib
+            holder, kind, mib = device_of(match[1], known), match[2], float(match[3])
+            mapped[holder] += mib if match[1].endswith("_Mapped") else 0
+            if kind == "compute":  # llama.cpp logs it each time that it reserves them
+                compute[holder] = mib
             else:
-                sizes[where, _KINDS[kind]] += mib
+                sizes[holder, _KINDS[kind]] += mib
         elif match := logs.MOVED.search(line):
             moved[device_of(match[2], known)] += 1
         elif match := logs.ELSEWHERE.search(line):
             surprises.append(
-                f"{match[3]} of layer {match[1]} runs on {match[4]}, not on {match[2]} with the "
-                "layer: the device lacks it"
+                f"{match[3]} of layer {match[1]} runs on {match[4]}, because {match[2]}, which has "
+                "the layer, lacks it"
             )
-    for where, mib in compute.items():
-        sizes[where, "compute"] += mib
-    of_layers = [layers[i] for i in sorted(layers)]
-    names = dict.fromkeys([*of_layers, *(where for where, _ in sizes)])
+    for holder, mib in compute.items():
+        sizes[holder, "compute"] += mib
+    holders = [layers[i] for i in sorted(layers)]
+    names = dict.fromkeys([*holders, *(holder for holder, _ in sizes)])
     shares = {
         name: Share(
-            of_layers.count(name),
+            holders.count(name),
             *(round(sizes[name, kind] * _MIB) for kind in ("weights", "kv", "compute")),
         )
         for name in names
@@ -200,7 +220,7 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     as_one = any(name.startswith(_TOGETHER) for name in names)
     remote = [device.name for device in known if device.remote and (as_one or device.name in names)]
     return Placed(
-        layers=tuple(of_layers),
+        layers=tuple(holders),
         shares=shares,
         moved=dict(moved),
         surprises=tuple(dict.fromkeys(surprises)),
@@ -210,13 +230,13 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
 
 
 def surprises_of(placed: Placed, params: EngineParams) -> list[str]:
-    """Return sentences on what is on the CPU although the params ask for a device."""
+    """Return sentences about what is on the CPU although the params put it on a device."""
     total = len(placed.layers)
     n_asked = total if params.n_gpu_layers == ALL_LAYERS else min(params.n_gpu_layers or 0, total)
     surprises = list(placed.surprises)
     if placed.n_offloaded < n_asked:
         surprises.append(
-            f"{n_asked} layers were asked for devices, but {n_asked - placed.n_offloaded} of them "
+            f"{n_asked} layers should be on devices, but {n_asked - placed.n_offloaded} of them "
             "are on the CPU"
         )
     on_cpu = placed.shares.get(CPU, Share()).kv
@@ -226,7 +246,7 @@ def surprises_of(placed: Placed, params: EngineParams) -> list[str]:
 
 
 def device_of(buffer: str, known: Sequence[Device]) -> str:
-    """Return the device of a buffer by its name; page-locked memory is the CPU's."""
+    """Return the device that a buffer of this name is on; page-locked memory is the CPU's."""
     if match := logs.SERVER_BUFFER.search(buffer):
         of_server = [device.name for device in known if device.description == match[2]]
         return of_server[int(match[1])] if int(match[1]) < len(of_server) else buffer
@@ -239,7 +259,7 @@ def device_of(buffer: str, known: Sequence[Device]) -> str:
 
 
 def describe_placed(placed: Placed) -> str:
-    """Name the devices that hold layers of a model, and what each holds; the CPU comes last."""
+    """Describe what each device holds of a model in one line; the CPU comes last."""
     return ", ".join(
         f"{share.n_layers} layers on {name} ({share.total / 2**30:.2f} GiB)"
         for name, share in sorted(placed.shares.items(), key=lambda item: item[0] == CPU)

@@ -1,11 +1,11 @@
-"""How long work reports what it has done: the one type of progress in qdraft."""
+"""Progress of work that takes long: the one type for it in qdraft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float, float], None]
-"""Takes what is being done, how much of it is done, and how much there is in all."""
+"""Takes what is being done, how much of it is done, and the total."""
 
 
 def no_progress(what: str, done: float, of: float) -> None:
@@ -13,5 +13,5 @@ def no_progress(what: str, done: float, of: float) -> None:
 
 
 def renamed(progress: Progress, what: str) -> Progress:
-    """Return a progress that reports ``what`` in place of what it is told."""
+    """Return a progress that reports ``what``, whatever name its caller gives."""
     return lambda _, done, of: progress(what, done, of)

@@ -27,8 +27,8 @@ class Recipe:
 
     ``file_type`` is llama.cpp's, for example Q2_K. ``imatrix`` is the file of an importance matrix.
     ``tensor_types`` pairs patterns of tensor names with types, for example q6_k;
-    ``output_tensor_type`` and ``token_embedding_type`` set those of two tensors by themselves. The
-    result leaves the layers in ``prune_layers`` out.
+    ``output_tensor_type`` and ``token_embedding_type`` set the types of these two tensors.
+    ``prune_layers`` are the layers to leave out.
     """
 
     file_type: str
@@ -47,7 +47,7 @@ class Recipe:
                 known = ", ".join(tensor_types())
                 raise UsageError(f"unknown tensor type {kind}", hint=f"known: {known}")
         if any(layer < 0 for layer in self.prune_layers):
-            raise UsageError(f"prune_layers is {self.prune_layers}, but must be numbers from 0 on")
+            raise UsageError(f"prune_layers is {self.prune_layers} but must be numbers from 0 on")
 
     def _tensor_types(self) -> list[str]:
         by_pattern = [kind for _, kind in self.tensor_types]
@@ -57,7 +57,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What a quantization gave: ``types`` counts the matrices by their true type."""
+    """The result of a quantization; ``types`` counts the matrices by their true type."""
 
     path: Path
     file_type: str
@@ -69,7 +69,7 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class QuantizePreview:
-    """What a quantization would give: bytes of weights, and whether it needs a matrix."""
+    """The result that a quantization would have, and whether it needs an importance matrix."""
 
     file_type: str
     n_bytes: int
@@ -89,7 +89,7 @@ def file_types() -> dict[str, int]:
 
 
 def tensor_types() -> dict[str, int]:
-    """Return ggml's tensor types by name, in lower case as llama-quantize has them."""
+    """Return ggml's tensor types by name, in lower case as llama-quantize writes them."""
     import gguf
 
     return {kind.name.lower(): int(kind) for kind in gguf.GGMLQuantizationType}
@@ -100,33 +100,33 @@ def quantize(
 ) -> Quantized:
     """Write ``source`` to ``path`` by ``recipe``, under a temporary name until it is complete.
 
-    ``progress`` gets the number of tensors that are done, and of all. Raises EngineError if
-    llama.cpp fails; ``path`` is then as it was.
+    ``progress`` gets the number of tensors that are done, and that of all. Raises EngineError if
+    llama.cpp fails; ``path`` then stays as it was.
     """
     with new_file(path) as part:
         progress = renamed(progress, f"building {path.name}")
-        end = _run_child(source, part, _as_json(recipe), threads, progress)
+        result = _run_child(source, part, _to_json(recipe), threads, progress)
         types = _matrix_types(part)
     size = path.stat().st_size
-    bits = float(end["bits_per_weight"])
-    return Quantized(path, recipe.file_type, size, bits, int(end["n_fallback"]), types)
+    bits = float(result["bits_per_weight"])
+    return Quantized(path, recipe.file_type, size, bits, int(result["n_fallback"]), types)
 
 
 def preview(source: Path, recipe: Recipe) -> QuantizePreview:
-    """Return what ``quantize`` would give; write nothing. Raises EngineError likewise."""
+    """Return what ``quantize`` would give, and write nothing. Raises EngineError as it does."""
     with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
         path = Path(folder) / "none.gguf"
-        end = _run_child(source, path, _as_json(recipe, dry_run=True), 1, no_progress)
+        result = _run_child(source, path, _to_json(recipe, dry_run=True), 1, no_progress)
     return QuantizePreview(
         recipe.file_type,
-        round(float(end["mib"]) * 2**20),
-        float(end["bits_per_weight"]),
-        int(end["n_fallback"]),
-        bool(end["needs_matrix"]),
+        round(float(result["mib"]) * 2**20),
+        float(result["bits_per_weight"]),
+        int(result["n_fallback"]),
+        bool(result["needs_matrix"]),
     )
 
 
-def _as_json(recipe: Recipe, *, dry_run: bool = False) -> str:
+def _to_json(recipe: Recipe, *, dry_run: bool = False) -> str:
     return json.dumps({**asdict(recipe), "dry_run": dry_run}, default=str)
 
 
@@ -160,8 +160,8 @@ def _run_child(
         child.stdout.close()
         child.stderr.close()
     if status or "n_fallback" not in last:
-        reason = last.get("error") or (errors.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(f"llama.cpp could not quantize {source}: {reason}")
+        reason = last.get("error") or (errors.strip().splitlines() or ["it gave no reason"])[-1]
+        raise EngineError(f"llama.cpp cannot quantize {source}: {reason}")
     return last
 
 
@@ -174,13 +174,13 @@ def _matrix_types(path: Path) -> dict[str, int]:
 
 
 class _LogReader:
-    """Prints a JSON line for each tensor of the log, and collects what the last line says."""
+    """Prints a JSON line for each tensor in the log, and collects what the last line reports."""
 
     def __init__(self) -> None:
         self.end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Read a line of the log, as a filter that lets none through."""
+        """Read a line of the log; this is a filter that lets no line through."""
         message = record.getMessage()
         if tensor := logs.QUANTIZED_TENSOR.search(message):
             print(json.dumps({"done": int(tensor[1]), "of": int(tensor[2])}), flush=True)
@@ -203,7 +203,7 @@ def main(args: list[str]) -> int:
     source, path, threads = args[:3]
     recipe = json.loads(args[3])
     llama = lib()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process on an interrupt
     reader = _LogReader()
     log.setLevel(logging.DEBUG)
     log.addFilter(reader.filter)
@@ -219,7 +219,7 @@ def main(args: list[str]) -> int:
 
 
 def _fill(params: Any, recipe: dict[str, Any], llama: Any) -> list[Any]:
-    """Write the recipe into llama.cpp's params; return what must be held while they are used."""
+    """Write the recipe into llama.cpp's params; return what to keep alive meanwhile."""
     params.ftype = file_types()[recipe["file_type"]]
     known = tensor_types()
     if recipe["output_tensor_type"]:
@@ -227,7 +227,7 @@ def _fill(params: Any, recipe: dict[str, Any], llama: Any) -> list[Any]:
     if recipe["token_embedding_type"]:
         params.token_embedding_type = known[recipe["token_embedding_type"]]
     held: list[Any] = []
-    # Each list is closed by an empty entry (or -1).
+    # An empty entry, or -1, ends each list.
     if recipe["tensor_types"]:
         types = (llama.llama_model_tensor_override * (len(recipe["tensor_types"]) + 1))()
         for entry, (pattern, kind) in zip(types, recipe["tensor_types"], strict=False):

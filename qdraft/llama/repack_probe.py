@@ -2,7 +2,7 @@
 
 llama.cpp calls them extra buffer types: weights in another order, or in AMX tiles. Some virtual
 machines advertise AMX and kill a process with SIGILL if it runs a tile instruction. No program can
-catch that, so a child process tries a tiny model once for each build and CPU, and qdraft keeps the
+catch that, so a child process tries a tiny model once for each build and CPU, and qdraft stores the
 answer.
 """
 
@@ -51,34 +51,38 @@ _N_VOCAB = 64
 
 @lru_cache(maxsize=1)
 def extra_buffers_are_safe() -> bool:
-    """Return the kept answer for this build and CPU; if there is none, let a child process try."""
+    """Return the stored answer for this build and CPU; if there is none, try in a child process."""
     return ask(cache_dir() / "extra-buffers.json", f"{build_id()} | {cpu_id()}", _run_child)
 
 
 def ask(store: Path, key: str, run: Run) -> bool:
-    """Look ``key`` up in the JSON file ``store``; else let ``run`` try, and keep its answer.
+    """Look ``key`` up in the JSON file ``store``; if it is not there, let ``run`` try and store it.
 
     ``run`` gets a command line and returns its exit status. If the child dies of a signal (or of
     the Windows code for an illegal instruction), repacked weights are not safe. If it fails in an
     ordinary way, they are not safe for now, and qdraft asks again next time.
     """
-    kept = _read(store)
-    if key in kept:
-        return kept[key]
+    answers = _read(store)
+    if key in answers:
+        return answers[key]
     with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
         model = Path(folder) / "probe.gguf"
         _write_tiny_model(model)
         status = run(command(__name__, str(model)))
     crashed = status < 0 or status in (0xC000001D, 128 + 4)
     if status and not crashed:
-        log.warning("the probe of repacked weights failed with status %d: they stay off", status)
+        log.warning(
+            "the probe of repacked weights failed with status %d; this run does not use them",
+            status,
+        )
         return False
     try:
         with new_file(store) as part:
-            part.write_text(json.dumps({**kept, key: not crashed}, indent=1), encoding="utf-8")
+            part.write_text(json.dumps({**answers, key: not crashed}, indent=1), encoding="utf-8")
     except OSError as error:
         log.warning(
-            "the answer of the probe of repacked weights cannot be written to %s: %s",
+            "the answer of the probe of repacked weights cannot be written to %s: %s; the next run "
+            "probes again",
             store,
             error.strerror,
         )
@@ -86,13 +90,13 @@ def ask(store: Path, key: str, run: Run) -> bool:
 
 
 def _read(store: Path) -> dict[str, bool]:
-    """Return the answers kept so far; none if the file is missing or damaged."""
+    """Return the stored answers; none if the file is missing or damaged."""
     try:
-        kept = json.loads(store.read_text(encoding="utf-8"))
+        stored = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = kept.items() if isinstance(kept, dict) else ()
-    return {key: value for key, value in known if isinstance(value, bool)}
+    answers = stored.items() if isinstance(stored, dict) else ()
+    return {key: value for key, value in answers if isinstance(value, bool)}
 
 
 def _run_child(command: Sequence[str]) -> int:
@@ -141,7 +145,7 @@ def _write_tiny_model(path: Path) -> None:
 
 
 def main(args: list[str]) -> int:
-    """Run the child, given a model: decode batches of several widths with repacked weights."""
+    """Run the child: decode batches of several widths with a model whose weights are repacked."""
     llama = lib()
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0

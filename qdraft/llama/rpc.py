@@ -1,4 +1,4 @@
-"""The client of llama.cpp's RPC engine: devices of other machines."""
+"""The client of llama.cpp's RPC backend: devices of other machines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from qdraft.llama.native import function, lib
 from qdraft.llama.rpc_guard import GUARD
 
 DEFAULT_PORT = 50052
-_ANSWER_S = 4.0  # for a connection
-_GREETING_S = 10.0  # for llama.cpp's own greeting, and its list of devices
-_SILENT_S = 10  # after which a machine that answers no keep-alive counts as lost
+_ANSWER_S = 4.0  # for a server to accept a connection
+_GREETING_S = 10.0  # for its greeting and its list of devices
+_SILENT_S = 10  # a machine that answers no keep-alive for so long counts as lost
 _REINSTALL = (
-    "build it in: CMAKE_ARGS=-DGGML_RPC=ON pip install --no-cache-dir --force-reinstall --no-deps "
-    "llama-cpp-python"
+    "reinstall it with RPC: CMAKE_ARGS=-DGGML_RPC=ON pip install --no-cache-dir --force-reinstall "
+    "--no-deps llama-cpp-python"
 )
 _pointer, _text, _count = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
-_servers: dict[str, tuple[str, int]] = {}  # those that were added: HOST:PORT to address
-_held: list[Any] = []  # for each, a backend that keeps its connection
+_servers: dict[str, tuple[str, int]] = {}  # the connected ones: HOST:PORT to address
+_held: list[Any] = []  # for each, a backend that keeps its connection open
 
 
 def parse_servers(text: str | None) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def parse_servers(text: str | None) -> tuple[str, ...]:
 
 
 def connect(servers: Sequence[str], *, hold: bool = True) -> None:
-    """Make the devices of these servers devices of this process; harmless when repeated.
+    """Add the devices of these servers to those of this process; harmless when repeated.
 
     A server takes one client at a time. ``hold`` keeps the connection open, so that no other client
     gets in; without it the connection lasts only while a model is loaded there. Raises UsageError
@@ -65,11 +65,11 @@ def connect(servers: Sequence[str], *, hold: bool = True) -> None:
             raise ServerError(
                 f"{server} does not answer as an RPC server of this version of llama.cpp: "
                 f"{GUARD.lost}",
-                hint="both machines need the same version of llama-cpp-python, and a server takes "
-                "one client at a time",
+                hint="install the same version of llama-cpp-python on both machines; a server "
+                "takes one client at a time",
             ) from error
         if not registry:
-            raise ServerError(f"the RPC server {server} offers no device")
+            raise ServerError(f"the RPC server at {server} offers no devices")
         function("ggml_backend_register", None, _pointer)(registry)
         _servers[server] = address
         if hold:
@@ -83,8 +83,8 @@ def _reach(server: str) -> tuple[str, int]:
     """Connect to a server once and return its address. Raises ServerError."""
     host, port = server.rsplit(":", 1)
     try:
-        known = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
-        address = str(known[0][4][0]), int(known[0][4][1])
+        addresses = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+        address = str(addresses[0][4][0]), int(addresses[0][4][1])
         with socket.create_connection(address, timeout=_ANSWER_S):
             return address
     except OSError as error:
@@ -96,16 +96,16 @@ def _reach(server: str) -> tuple[str, int]:
 
 
 def keep_alive() -> None:
-    """Have the system close connections to servers that fall silent, for example without a cable.
+    """Let the system close connections to servers that fall silent, for example behind a cut cable.
 
-    llama.cpp itself would wait for ever. This finds its sockets among the open files of the
-    process, and does nothing on Windows.
+    llama.cpp itself would wait forever. This finds its sockets among the open files of the process,
+    and does nothing on Windows.
     """
     if not _servers or not Path("/dev/fd").is_dir():
         return
     addresses = set(_servers.values())
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed by now, or not connected
+        with contextlib.suppress(OSError):  # it is closed by now, or not connected
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
                     if connection.getpeername() in addresses:
@@ -128,11 +128,11 @@ def _set_alive(connection: socket.socket) -> None:
 def require_rpc() -> None:
     """Raise UsageError if this build cannot use RPC."""
     if not lib().llama_supports_rpc():
-        raise UsageError("this build of llama-cpp-python has no RPC", hint=_REINSTALL)
+        raise UsageError("this build of llama-cpp-python was made without RPC", hint=_REINSTALL)
 
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the RPC backend, which ggml hands out by name."""
+    """Return a function of the RPC backend, which ggml gives by name."""
     registry = function("ggml_backend_reg_by_name", _pointer, _text)(b"RPC")
     find = function("ggml_backend_reg_get_proc_address", _pointer, _pointer, _text)
     return ctypes.CFUNCTYPE(result, *arguments)(find(registry, f"ggml_backend_rpc_{name}".encode()))

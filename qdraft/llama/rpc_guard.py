@@ -1,8 +1,8 @@
 """Native calls that survive the loss of an RPC server.
 
 llama.cpp aborts the process if an RPC server stops answering. So calls that may reach a server run
-on a thread of their own. If ggml is about to abort under such a call, the guard keeps the threads
-of ggml waiting for good and gives the caller an error: the program lives on, without that server.
+on a thread of their own. If ggml is about to abort in such a call, the guard stops ggml's thread
+for good and raises an error in the caller: the program goes on without that server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HINT = "start it again on the other machine: qdraft rpc-server"
 
 
 class _Job:
-    """One call, and what came of it."""
+    """One call, and its result or error."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
@@ -32,7 +32,7 @@ class _Job:
     def run(self) -> None:
         try:
             self.result = self.function(*self.arguments)
-        except BaseException as error:  # for the caller, who waits on another thread
+        except BaseException as error:  # the caller, on another thread, raises it
             self.error = error
         self.ended.set()
 
@@ -41,12 +41,12 @@ class RpcGuard:
     """Runs calls one after another on one thread; calls them directly until ``start``."""
 
     def __init__(self) -> None:
-        self.lost = ""  # why no call is possible any more, in ggml's words
+        self.lost = ""  # why calls are no longer possible, in ggml's words
         self._of_server = True
         self._jobs: queue.SimpleQueue[_Job] | None = None
         self._waiting: list[_Job] = []
-        self._busy = False  # with a call, for which an interrupted caller may no longer wait
-        self._callback: Any = None  # held by ggml
+        self._busy = False  # True during a call, also one whose caller was interrupted
+        self._callback: Any = None  # ggml calls it, so it must stay alive
         self._thread: threading.Thread | None = None
 
     def start(self, set_abort_callback: Callable[[Any], Any]) -> None:
@@ -67,8 +67,8 @@ class RpcGuard:
     ) -> Any:
         """Return what ``function`` returns, or raise what it raises.
 
-        KeyboardInterrupt leaves the call running. Raises ServerError if a server is lost under the
-        call or does not answer ``within`` so many seconds, and EngineError if ggml aborts for
+        KeyboardInterrupt leaves the call running. Raises ServerError if a server is lost during the
+        call or does not answer ``within`` that many seconds, and EngineError if ggml aborts for
         another reason. Every later call then raises the same at once.
         """
         if self._jobs is None or threading.current_thread() is self._thread:  # or from a callback
@@ -103,7 +103,7 @@ class RpcGuard:
             self._busy = False
 
     def _aborting(self, message: bytes) -> None:
-        """Hold the thread of ggml that calls this: returning from here would end the process."""
+        """Hold the thread that calls this; ggml would end the process if this returned."""
         words = message.decode("utf-8", "replace")
         if not (self._waiting or self._busy):
             with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The server of llama.cpp's RPC engine: devices of this machine, for other machines."""
+"""The server of llama.cpp's RPC backend: devices of this machine, for other machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_server(host: str, port: int, names: Sequence[str], n_threads: int) -> C
     """Return a function that serves devices of this machine until Ctrl-C ends the process.
 
     ``names`` empty serves those of ``default_devices``. Raises UsageError for an unknown device or
-    a build without RPC, and EngineError if the port cannot be had.
+    a build without RPC, and EngineError if the port is taken.
     """
     require_rpc()
     chosen = [_require_device(name) for name in names or default_devices()]
@@ -32,7 +32,7 @@ def make_server(host: str, port: int, names: Sequence[str], n_threads: int) -> C
     pointers = (_pointer * len(chosen))(*chosen)
 
     def serve() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for native code
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for the call
         sys.stdout.flush()
         os.dup2(2, 1)  # ggml prints its messages to stdout
         endpoint, n = f"{host}:{port}".encode(), n_threads or default_threads()
@@ -43,7 +43,7 @@ def make_server(host: str, port: int, names: Sequence[str], n_threads: int) -> C
 
 
 def default_devices() -> list[str]:
-    """Return the devices that are served if none are named: all GPUs, or the CPU without any."""
+    """Return the devices to serve if the user names none: all GPUs, or else the CPU."""
     own = [device for device in devices() if not device.remote]
     gpus = [device.name for device in own if device.takes_layers]
     return gpus or [device.name for device in own if device.kind == "cpu"]
@@ -56,7 +56,7 @@ def _require_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise EngineError(
-                f"{host}:{port} cannot be listened at: {error.strerror or error}"
+                f"the RPC server cannot listen at {host}:{port}: {error.strerror or error}"
             ) from error
 
 

@@ -54,8 +54,8 @@ class LlamaSequence:
     def eval(self, tokens: Sequence[int], logits: int) -> NDArray[np.float32]:
         """Decode ``tokens`` after the cached ones; return rows for the last ``logits`` of them.
 
-        The rows have the shape [logits, n_vocab] and are borrowed until the next eval of any
-        sequence of the context. Raises ContextError if the tokens do not fit, and EngineError if
+        The rows have the shape [logits, n_vocab] and are valid until the next eval of any sequence
+        of the context. Raises ContextError if the tokens do not fit, and EngineError if
         llama.cpp fails otherwise.
         """
         self._require_open()
@@ -64,8 +64,8 @@ class LlamaSequence:
             raise ContextError(f"{self.n_past + n} tokens do not fit the context of {n_ctx}")
         start = 0
         while start < n:
-            # Steps of one physical batch, so that Ctrl-C is heard in a long prompt; the rows
-            # that are asked for all come from the last one.
+            # Steps of one physical batch, so that Ctrl-C works in a long prompt. All rows that the
+            # caller wants come from the last step.
             left = n - start
             step = self.context.step
             size = left if left <= step else min(step, left - logits)

@@ -1,4 +1,4 @@
-"""What to open: one description of a target, perhaps its draft, and how to load them."""
+"""What to open: one description of a target, its draft if there is one, and how to load them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SHARE_KV = ("auto", "on", "off")
 
 @dataclass(frozen=True)
 class Both(Generic[T]):
-    """Something of the target, and the same of the draft if there is one."""
+    """One thing for the target, and the same for the draft if there is one."""
 
     target: T
     draft: T | None = None
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the target's, then the draft's if there is one."""
+        """Give the target's, then the draft's if there is one."""
         yield self.target
         if self.draft is not None:
             yield self.draft
 
     def map(self, function: Callable[[T], Result]) -> Both[Result]:
-        """Return what ``function`` gives for each that is there."""
+        """Return the results of ``function`` for the target's, and the draft's if there is one."""
         return Both(function(self.target), None if self.draft is None else function(self.draft))
 
 

@@ -121,20 +121,20 @@ class LlamaVocab:
 
 
 def require_same_vocab(target: LlamaVocab, draft: LlamaVocab) -> None:
-    """Raise PairError with the first difference unless a draft's tokens mean the same.
+    """Raise PairError with the first difference unless the draft's tokens are the target's.
 
     Tokens at the end that only one vocabulary has must be unused.
     """
     for name, value in target.special().items():
-        own = draft.special()[name]
-        if value != own:
+        other = draft.special()[name]
+        if value != other:
             raise _mismatch(
-                f"{name.removeprefix('get_')} is {value} in the target, {own} in the draft"
+                f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
             )
-    for token, (text, other) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
-        if text != other:
+    for token, (text, of_draft) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
+        if text != of_draft:
             raise _mismatch(
-                f"token {token} is {_show(text)} in the target, {_show(other)} in the draft"
+                f"token {token} is {_show(text)} in the target, {_show(of_draft)} in the draft"
             )
     longer = max((target, draft), key=lambda vocab: vocab.n_tokens)
     for token in range(min(target.n_tokens, draft.n_tokens), longer.n_tokens):

@@ -1,1 +1,1 @@
-"""Pairs by name: models.yaml, and where files come from."""
+"""Pairs by name: models.yaml, and the files that it names."""

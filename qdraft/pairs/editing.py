@@ -1,4 +1,4 @@
-"""Edit the user's models.yaml: add or remove a pair, and leave every other line as it is."""
+"""Edits of the user's models.yaml, which leave the lines of other pairs as they are."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def add(
 ) -> Path:
     """Add a pair of files to the user's models.yaml, or replace the pair of that name.
 
-    Returns the path of models.yaml, which is complete at every moment. ``notes`` may hold a
+    Returns the path of models.yaml. The file is complete at every moment. ``notes`` may hold a
     description, a license, an origin, a template and a context. Raises UsageError if models.yaml is
     not valid, and then leaves it as it is.
     """
-    # Links are kept: the hub's cache and people's folders name files by links.
+    # Links stay links: the hub's cache and people's folders name files by links.
     files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}
     return _put(name, {**notes, **files}, user_file)
 
@@ -39,15 +39,15 @@ def add(
 def set_tuned(
     entry: Entry, tuned: Mapping[str, Value | None], *, user_file: Path | None = None
 ) -> Path:
-    """Write tuned settings of a pair into the user's models.yaml; a shipped pair is copied there.
+    """Write tuned settings of a pair into the user's models.yaml, with a copy of a shipped pair.
 
-    ``tuned`` adds to the tuned settings of the entry or replaces them; None removes a setting. The
+    ``tuned`` changes the settings that it names and leaves the others; None removes a setting. The
     rest of the entry stays as it is, except for comments inside it. Raises UsageError as ``add``
     does.
     """
     path = registry.user_path(user_file)
     own = _parse(path.read_text(encoding="utf-8")).get("pairs") if path.exists() else None
-    key = _key(own, entry.name) if own else None
+    key = _find_key(own, entry.name) if own else None
     settings = {**entry.tuned, **registry.rename_old(tuned)}
     merged = {name: value for name, value in settings.items() if value is not None}
     fields = own[key] if own and key in own else _fields(entry)
@@ -55,7 +55,7 @@ def set_tuned(
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
-    """An entry as models.yaml writes it, except for its tuned settings."""
+    """Return an entry as models.yaml writes it, except for its tuned settings."""
     fields: dict[str, Any] = {
         "description": entry.description,
         "license": entry.license,
@@ -77,13 +77,13 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def _put(name: str, entry: dict[str, Any], user_file: Path | None) -> Path:
-    """Write the entry, without its empty fields, and return the path of models.yaml."""
+    """Write the entry without its empty fields, and return the path of models.yaml."""
     path = registry.user_path(user_file)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text:
         registry.read(path)
     fields = {key: value for key, value in entry.items() if not _is_empty(value)}
-    _write(path, _with(text, name, fields))
+    _write(path, _replace_entry(text, name, fields))
     return path
 
 
@@ -92,7 +92,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def remove(name: str, *, user_file: Path | None = None) -> Path:
-    """Remove a pair from the user's models.yaml, also as the default, and return the file's path.
+    """Remove a pair from the user's models.yaml, also if it is the default; return the file's path.
 
     Raises UsageError if the file has no such pair.
     """
@@ -102,7 +102,7 @@ def remove(name: str, *, user_file: Path | None = None) -> Path:
         is_shipped = name in registry.load(user_file, new=True).entries
         hint = "shipped pairs stay; only your own can be removed" if is_shipped else None
         raise UsageError(f"{path} has no pair {name}", hint=hint)
-    text = _without(path.read_text(encoding="utf-8"), name)
+    text = _cut_entry(path.read_text(encoding="utf-8"), name)
     data = _parse(text)
     if data.get("default") == name:
         lines = text.splitlines(keepends=True)
@@ -119,8 +119,8 @@ def _write(path: Path, text: str) -> None:
         registry.read(part)
 
 
-def _with(text: str, name: str, entry: dict[str, Any]) -> str:
-    """The text of models.yaml with this entry added or replaced."""
+def _replace_entry(text: str, name: str, entry: dict[str, Any]) -> str:
+    """Return the text of models.yaml with this entry added or replaced."""
     data = _parse(text)
     pairs = data.get("pairs")
     if not pairs:
@@ -129,36 +129,36 @@ def _with(text: str, name: str, entry: dict[str, Any]) -> str:
             del lines[data.lc.key("pairs")[0]]
             text = "".join(lines)
         gap = "" if not text or text.endswith("\n") else "\n"
-        return f"{text}{gap}pairs:\n{_block(name, entry, 2)}"
-    if _flow(data):
-        pairs[_key(pairs, name)] = entry
+        return f"{text}{gap}pairs:\n{_render_entry(name, entry, 2)}"
+    if _is_in_braces(data):
+        pairs[_find_key(pairs, name)] = entry
         return _dump(data)
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     keys = [str(key) for key in pairs]
     replaced = name in keys
-    start, indent = pairs.lc.key(_key(pairs, name) if replaced else list(pairs)[-1])
-    end = _end(lines, start, indent)
-    lines[start if replaced else end : end] = [_block(name, entry, indent)]
+    start, indent = pairs.lc.key(_find_key(pairs, name) if replaced else list(pairs)[-1])
+    end = _find_end(lines, start, indent)
+    lines[start if replaced else end : end] = [_render_entry(name, entry, indent)]
     return "".join(lines)
 
 
-def _without(text: str, name: str) -> str:
-    """The text of models.yaml without this entry."""
+def _cut_entry(text: str, name: str) -> str:
+    """Return the text of models.yaml without this entry."""
     data = _parse(text)
     pairs = data["pairs"]
-    if _flow(data):
-        del pairs[_key(pairs, name)]
+    if _is_in_braces(data):
+        del pairs[_find_key(pairs, name)]
         return _dump(data)
     lines = text.splitlines(keepends=True)
-    start, indent = pairs.lc.key(_key(pairs, name))
-    del lines[start : _end(lines, start, indent)]
+    start, indent = pairs.lc.key(_find_key(pairs, name))
+    del lines[start : _find_end(lines, start, indent)]
     return "".join(lines)
 
 
-def _end(lines: list[str], start: int, indent: int) -> int:
-    """The line after an entry. Comments and blank lines behind it belong to the next entry."""
+def _find_end(lines: list[str], start: int, indent: int) -> int:
+    """Return the line after an entry; comments and blank lines there belong to the next entry."""
     end = place = start + 1
     while place < len(lines):
         content = lines[place].strip()
@@ -170,18 +170,18 @@ def _end(lines: list[str], start: int, indent: int) -> int:
     return end
 
 
-def _key(pairs: CommentedMap, name: str) -> Any:
-    """The key as YAML read it, which may be a number; ``name`` if there is none."""
+def _find_key(pairs: CommentedMap, name: str) -> Any:
+    """Return the key as YAML reads it, which may be a number; ``name`` if there is none."""
     return next((key for key in pairs if str(key) == name), name)
 
 
-def _flow(data: CommentedMap) -> bool:
-    """True if the pairs stand in braces, so that whole lines cannot be cut out."""
+def _is_in_braces(data: CommentedMap) -> bool:
+    """Tell whether the pairs are in braces, so that their lines cannot be cut out."""
     return bool(data.fa.flow_style() or data["pairs"].fa.flow_style())
 
 
-def _block(name: str, entry: dict[str, Any], indent: int) -> str:
-    """The lines of one entry."""
+def _render_entry(name: str, entry: dict[str, Any], indent: int) -> str:
+    """Return the lines of one entry."""
     lines = _dump({name: entry}).splitlines(keepends=True)
     return "".join(" " * indent + line for line in lines)
 

@@ -1,4 +1,4 @@
-"""Download models from the Hugging Face hub into its cache (needs the extra `hub`)."""
+"""Downloads from the Hugging Face hub into its cache; they need the extra `hub`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def pull(repo: str, wanted: str | None = None) -> list[Path]:
-    """Download one model of ``repo``, all parts of it, and return the paths in the hub's cache.
+    """Download all parts of one model of ``repo`` and return their paths in the hub's cache.
 
-    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes its only
-    model. Raises UsageError if there is no such model, and QDraftError if the hub cannot be
+    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes the
+    only model. Raises UsageError if there is no such model, and QDraftError if the hub cannot be
     reached.
     """
     try:
@@ -45,14 +45,14 @@ def pull(repo: str, wanted: str | None = None) -> list[Path]:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise QDraftError(f"the hub cannot be reached: {reason}") from error
     except Exception as error:
-        # The errors of the HTTP client are not the hub's own, and differ between its versions.
+        # These are errors of the HTTP client, which differs between versions of huggingface_hub.
         if type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
             raise QDraftError(f"the hub cannot be reached: {error}") from error
         raise
 
 
 def choose_files(files: Sequence[str], wanted: str | None) -> list[str]:
-    """The files of the wanted model. Raises UsageError that lists the models there are."""
+    """Return the files of the wanted model. Raises UsageError, which lists the models."""
     names = [name for name in files if name.lower().endswith(".gguf")]
     if not names:
         raise UsageError("this repository has no GGUF files")
@@ -70,14 +70,14 @@ def choose_files(files: Sequence[str], wanted: str | None) -> list[str]:
         how_many = "more than one" if models else "no"
         raise UsageError(
             f"this repository has {how_many} {what}",
-            hint=f"choose with REPO:FILE or REPO:TYPE; there are {known}",
+            hint=f"choose one with REPO:FILE or REPO:TYPE; there are {known}",
         )
     (model,) = models
     return sorted(name for name in names if _model(name) == model)
 
 
 def _model(name: str) -> str:
-    """The name of a file without its part number."""
+    """Return the name of a file without its part number."""
     return _PART.sub("", name)
 
 

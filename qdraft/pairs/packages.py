@@ -1,4 +1,4 @@
-"""Model files from an entry of models.yaml: join, check and quantize into the cache."""
+"""The model files of an entry of models.yaml: joined, checked and quantized into the cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Report = Callable[[Quantized], None]
 def materialize(
     entry: Entry, *, threads: int, progress: Progress = no_progress, report: Report | None = None
 ) -> tuple[Path, Path | None]:
-    """The paths of target and draft; packaged models are quantized on first use and kept.
+    """Return the paths of target and draft; quantize a packaged model the first time.
 
-    A build that fails or is interrupted leaves nothing behind. ``report`` receives the result of
-    each quantization. Raises UsageError if the package is not installed, and ModelFileError if its
-    content does not match the checksum in models.yaml.
+    The files stay in the cache; a build that fails or is interrupted leaves none. ``report`` gets
+    the result of each quantization. Raises UsageError if the package is not installed, and
+    ModelFileError if its content does not match the checksum in models.yaml.
     """
     if entry.packaged is None:
         return Path(entry.target), Path(entry.draft) if entry.draft else None
@@ -33,9 +33,9 @@ def materialize(
     draft = folder / f"{entry.name}-{entry.draft}.gguf" if entry.draft else None
 
     def build(original: Path, path: Path, file_type: str) -> None:
-        made = quantize(original, path, Recipe(file_type), threads=threads, progress=progress)
+        result = quantize(original, path, Recipe(file_type), threads=threads, progress=progress)
         if report:
-            report(made)
+            report(result)
 
     if not target.exists():
         build(packaged_file(entry, entry.packaged, folder), target, entry.target)
@@ -45,7 +45,7 @@ def materialize(
 
 
 def packaged_file(entry: Entry, packaged: PackagedModel, folder: Path) -> Path:
-    """The packaged GGUF file, or its parts joined in ``folder``, after a check of its checksum."""
+    """Check the packaged GGUF file and return its path; join its parts in ``folder`` first."""
     parts = [_locate(entry, packaged, f.package, f.path) for f in packaged.files]
     if len(parts) == 1:
         _require_sha256(parts[0], packaged.sha256)
@@ -62,7 +62,7 @@ def packaged_file(entry: Entry, packaged: PackagedModel, folder: Path) -> Path:
 
 
 def _locate(entry: Entry, packaged: PackagedModel, package: str, path: str) -> Path:
-    """Where an installed package has this file."""
+    """Return the path of this file in an installed package."""
     try:
         located = Path(str(distribution(package).locate_file(path)))
     except PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The pairs that `models.yaml` names: what an entry holds, and reading it."""
+"""The pairs that models.yaml names: what an entry holds, and how qdraft reads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdraft.paths import config_dir
 Value = str | int | float
 Setting = TypeVar("Setting")
 
-# The options of qdraft that an entry may set: where the layers go, and how drafting is done.
+# The options that an entry may set: those that place layers, and those that tune the pair.
 DEVICES = (
     "gpu-layers",
     "gpu-layers-draft",
@@ -46,8 +46,8 @@ TUNED = (
     "cache-type-v-draft",
     "flash-attn",
 )
-EVIDENCE = "evidence"  # beside the tuned settings: the speed-up that was measured with them
-_OLD_NAMES = {"verify": "verification"}  # keys of an earlier version, which are still read
+EVIDENCE = "evidence"  # beside the tuned settings: the speed-up that qdraft measured with them
+_OLD_NAMES = {"verify": "verification"}  # keys of an earlier version, which qdraft still reads
 
 # The keys of an entry beside ``target``.
 _OPTIONAL = (
@@ -116,7 +116,7 @@ class Registry:
     default: str | None = None
 
     def find(self, name: str | None = None) -> Entry:
-        """The entry of this name, or the default one. Raises UsageError with the known names."""
+        """Return the entry of this name, or the default. Raises UsageError with the known names."""
         name = name or self.default
         if name is None or name not in self.entries:
             names = ", ".join(sorted(self.entries)) or "none"
@@ -126,10 +126,10 @@ class Registry:
 
 
 def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
-    """The shipped pairs and the user's own; of two pairs with one name the user's wins.
+    """Return the shipped pairs and the user's; of two pairs of one name, the user's.
 
     The user's file is ``user_file``, else QDRAFT_MODELS, else models.yaml in the user's
-    configuration directory. Only the last of these may be missing, or any of them if ``new``.
+    configuration directory. Only that last file may be missing; with ``new``, any of them may.
     Raises UsageError for a file that cannot be read, an unknown key, or an invalid entry.
     """
     shipped = read(_shipped())
@@ -141,13 +141,13 @@ def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
 
 
 def user_path(user_file: Path | None = None) -> Path:
-    """The user's models.yaml, which may be missing."""
-    named = os.environ.get("QDRAFT_MODELS")
-    return user_file or (Path(named) if named else config_dir() / "models.yaml")
+    """Return the path of the user's models.yaml, which may be missing."""
+    path = os.environ.get("QDRAFT_MODELS")
+    return user_file or (Path(path) if path else config_dir() / "models.yaml")
 
 
 def find_entries(target: Path, user_file: Path | None = None) -> list[Entry]:
-    """The pairs of files in models.yaml that have this target and a draft that exists."""
+    """Return the pairs of files in models.yaml with this target and a draft that exists."""
     return [
         entry
         for entry in load(user_file).entries.values()
@@ -161,7 +161,7 @@ def find_entries(target: Path, user_file: Path | None = None) -> list[Entry]:
 def find_entry(
     target: Path | None, draft: Path | None, pair: str | None, user_file: Path | None = None
 ) -> Entry | None:
-    """The entry that a pair's name or its files stand for; None for files that no entry names.
+    """Return the entry of a pair by its name or its files; None if no entry names the files.
 
     Raises UsageError as ``load`` does, and for an unknown name.
     """
@@ -178,7 +178,7 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def read_template(entry: Entry | None) -> str | None:
-    """The text of the entry's own chat template; None if it has none. Raises UsageError."""
+    """Return the text of the entry's chat template; None if it has none. Raises UsageError."""
     if entry is None or not entry.template:
         return None
     try:
@@ -189,14 +189,14 @@ def read_template(entry: Entry | None) -> str | None:
 
 
 def _shipped() -> Path:
-    """The shipped models.yaml: inside the installed package, or at the top of the repository."""
+    """Return the shipped models.yaml: in the installed package, or at the top of the repository."""
     package = Path(__file__).parent.parent
     inside = package / "models.yaml"
     return inside if inside.exists() else package.parent / "models.yaml"
 
 
 def read(path: Path) -> Registry:
-    """The pairs of one file. Raises UsageError for a file that cannot be read or is not valid."""
+    """Return the pairs of a file. Raises UsageError if it cannot be read or is not valid."""
     try:
         data = YAML().load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -239,7 +239,7 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
 
 
 def rename_old(tuned: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Tuned settings under today's names; a key of an earlier version counts as its new name."""
+    """Return tuned settings by today's names, with the keys of an earlier version renamed."""
     current = {key: value for key, value in tuned.items() if key not in _OLD_NAMES}
     old = {_OLD_NAMES[key]: value for key, value in tuned.items() if key in _OLD_NAMES}
     return {**old, **current}
@@ -270,7 +270,7 @@ def _context(data: dict[str, Any], where: str) -> int | None:
 def _options(
     data: dict[str, Any], key: str, known: tuple[str, ...], where: str
 ) -> dict[str, Value]:
-    """The settings under ``key``, by the long names of qdraft's options."""
+    """Return the settings under ``key``, by the long names of options. Raises UsageError."""
     if data.get(key) is None:
         return {}
     settings = _mapping(data[key], f"{where}, {key}", required=(), optional=known)
@@ -282,7 +282,7 @@ def _options(
 
 
 def _line(data: Any, key: str) -> str:
-    """The line of a key in its file, as an addition to a message; empty if it is not known."""
+    """Return the line of a key as the end of a message; empty if the line is unknown."""
     has_line = isinstance(data, CommentedMap) and key in data
     return f" (line {data.lc.key(key)[0] + 1})" if has_line else ""
 
@@ -290,11 +290,11 @@ def _line(data: Any, key: str) -> str:
 def _mapping(
     value: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
-    """``value`` as a mapping with these keys only. Raises UsageError."""
+    """Return ``value`` as a mapping with these keys only. Raises UsageError."""
     known = (*required, *optional)
     hint = f"known keys: {', '.join(known)}"
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected keys and values", hint=hint)
+        raise UsageError(f"{where} must be a mapping of keys to values", hint=hint)
     for key in value:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key}{_line(value, key)}", hint=hint)
@@ -315,5 +315,5 @@ def _text(data: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _resolve(file: Path, path: str) -> str:
-    """A path of an entry, relative to the folder of the file that the entry stands in."""
+    """Return a path of an entry; a relative one starts at the folder of models.yaml."""
     return str(file.parent / Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""Find GGUF files where other programs keep them, and propose pairs of one model."""
+"""The GGUF files that other programs keep on this machine, and the pairs among them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _MODEL_BYTES = 1 << 20  # smaller files hold no weights
 
-# Expected alpha of a draft by its bits per weight (at most the first figure), before anything is
-# measured: sampled drafting with shared KV cells. Low for big models, which lose less.
+# The alpha to expect of a draft with at most so many bits per weight: sampled drafting, shared KV
+# cells. It is low for large models, which lose less.
 _ALPHA_BY_BITS = ((2.0, 0.50), (3.0, 0.66), (4.0, 0.80), (5.2, 0.92), (7.0, 0.96), (33.0, 0.99))
-_FLAT_V = 1.15  # v of a target that is bound by memory, at the widths that pay
+_FLAT_V = 1.15  # v of a target that waits for memory, at the widths that pay
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Two files of one model; ``expected`` is a speed-up estimated from their sizes."""
+    """Two files of one model; ``expected`` is the speed-up to expect from their sizes."""
 
     target: Facts
     draft: Facts
@@ -34,10 +34,10 @@ class Proposal:
 
 
 def known_folders() -> list[Path]:
-    """The folders of the Hugging Face hub, LM Studio and llama.cpp that exist."""
+    """Return the folders of the Hugging Face hub, LM Studio and llama.cpp that exist."""
     home = Path.home()
     hub = os.environ.get("HF_HOME")
-    named = (
+    candidates = (
         os.environ.get("HF_HUB_CACHE") or (Path(hub) / "hub" if hub else None),
         home / ".cache" / "huggingface" / "hub",
         home / ".lmstudio" / "models",
@@ -46,12 +46,12 @@ def known_folders() -> list[Path]:
         home / ".cache" / "llama.cpp",
         home / "Library" / "Caches" / "llama.cpp",
     )
-    folders = dict.fromkeys(Path(folder) for folder in named if folder)
+    folders = dict.fromkeys(Path(folder) for folder in candidates if folder)
     return [folder for folder in folders if folder.is_dir()]
 
 
 def ollama_models(folder: Path | None = None) -> Iterator[Path]:
-    """The model files of Ollama, which only its manifests tell from its other blobs."""
+    """Give the model files of Ollama; only its manifests tell them from its other blobs."""
     root = folder or Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
     for manifest in sorted((root / "manifests").rglob("*")):
         if not manifest.is_file():
@@ -69,7 +69,7 @@ def ollama_models(folder: Path | None = None) -> Iterator[Path]:
 
 
 def gguf_files(folders: Iterable[Path]) -> Iterator[Path]:
-    """Files below ``folders`` whose names end in .gguf, in any case; links are followed."""
+    """Give the files below ``folders`` whose names end in .gguf in any case, also through links."""
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() == ".gguf" and path.is_file():
@@ -77,12 +77,12 @@ def gguf_files(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
-    """The models among ``paths``, and the errors of files that cannot be read.
+    """Return the models among ``paths``, and the errors of files that cannot be read.
 
-    A split model is listed once, as is a file with several names.
+    A split model counts once, and so does a file with several names.
     """
     models: dict[Path, Facts] = {}
-    wrong: list[str] = []
+    errors: list[str] = []
     for path in paths:
         real = path.resolve()
         if real in models or real.stat().st_size < _MODEL_BYTES:
@@ -90,15 +90,15 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
         try:
             facts = read_facts(path)
         except ModelFileError as error:
-            wrong.append(str(error))
+            errors.append(str(error))
             continue
         if facts.kind == "model":
             models.setdefault(facts.path.resolve(), facts)
-    return list(models.values()), wrong
+    return list(models.values()), errors
 
 
 def propose(models: Sequence[Facts]) -> list[Proposal]:
-    """Pairs of files with one model's metadata, the most promising first."""
+    """Return pairs of files with one model's metadata, the largest expected speed-up first."""
     pairs = []
     for target in models:
         for draft in models:
@@ -109,13 +109,13 @@ def propose(models: Sequence[Facts]) -> list[Proposal]:
 
 
 def _model(facts: Facts) -> tuple[object, ...]:
-    """What all quantizations of one model have in common."""
+    """Return what all quantizations of one model have in common."""
     shape = (facts.n_layers, facts.n_embd, facts.n_ff, facts.n_head, facts.n_head_kv)
     return (facts.architecture, *shape, facts.n_experts, facts.tokens_sha256, facts.name)
 
 
 def _expected(target: Facts, draft: Facts) -> float:
-    """The expected speed-up with the best draft length up to 8."""
+    """Return the expected speed-up with the best draft length up to 8."""
     alpha = next(a for bits, a in _ALPHA_BY_BITS if draft.bits_per_weight <= bits or bits > 32)
     c = draft.n_bytes / target.n_bytes
     return max(speedup(alpha, k, c, _FLAT_V) for k in range(1, 9))

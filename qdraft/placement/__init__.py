@@ -1,1 +1,1 @@
-"""Where two copies of a model go: what they need, what fits, and whether it was true."""
+"""Where target and draft go: what they need, and what fits."""

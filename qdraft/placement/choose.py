@@ -1,8 +1,8 @@
-"""Choose which layers of target and draft go on which device if not all fit.
+"""The choice of the layers of target and draft that go on each device if not all fit.
 
 The model of time: a token takes as long as reading its weights, that is their bytes over the speed
-of the memory that holds them. Nothing is measured before loading, so the speeds are assumptions,
-and the plan lists them.
+of the memory that holds them. qdraft measures nothing before loading, so the speeds are
+assumptions, and the plan lists them.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class Needs:
         return len(self.weights)
 
     def at(self, n_ctx: int) -> Needs:
-        """The needs with another context size."""
+        """Return the needs with another context size."""
         kv = tuple(round(size * n_ctx / self.n_ctx) for size in self.kv)
         on_cpu = round(self.kv_on_cpu * n_ctx / self.n_ctx)
         compute = round(self.compute + self.compute_per_token * (n_ctx - self.n_ctx))
         return replace(self, n_ctx=n_ctx, kv=kv, kv_on_cpu=on_cpu, compute=max(0, compute))
 
     def scaled(self, factor: float) -> Needs:
-        """The needs of the same model in a type whose weights are ``factor`` times as large."""
+        """Return the needs of the model in a type whose weights are ``factor`` times as large."""
         weights = tuple(round(factor * size) for size in self.weights)
         return replace(self, weights=weights, input=round(factor * self.input))
 
     def of(self, start: int, end: int) -> int:
-        """Bytes of weights and caches of the layers from ``start`` to before ``end``."""
+        """Return the bytes of weights and caches of the layers from ``start`` to before ``end``."""
         return sum(self.weights[start:end]) + sum(self.kv[start:end])
 
 
@@ -94,11 +94,11 @@ class PlacementChoice:
 def lay_out(
     needs: Needs, n: int, rooms: Sequence[int], forced: Sequence[bool] = ()
 ) -> Counts | None:
-    """How many of the last ``n`` layers go in each room; the last room is filled first.
+    """Return how many of the last ``n`` layers go in each room, filling the last room first.
 
     llama.cpp moves the output first, then the last layers, and spreads them over the devices in
     order. ``rooms`` are bytes. Returns None if the layers do not fit, unless ``forced`` marks rooms
-    that must take them: then the rest goes in the first of these.
+    that must take them: then the first of these takes the rest.
     """
     counts = [0] * len(rooms)
     end = needs.n_layers
@@ -110,15 +110,15 @@ def lay_out(
             counts[i] += 1
             end -= 1
     if end > first and any(forced):
-        place = list(forced).index(True)
-        # Layers lie in order: those in rooms before this one move here as well.
-        counts[: place + 1] = [0] * place + [sum(counts[: place + 1]) + end - first]
+        i = list(forced).index(True)
+        # Layers stay in order: those in rooms before this one move here too.
+        counts[: i + 1] = [0] * i + [sum(counts[: i + 1]) + end - first]
         end = first
     return tuple(counts) if end == first else None
 
 
 def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
-    """The share of each room with these layers in it; the CPU's share is last."""
+    """Return the share of each room with these layers in it; the CPU's share is last."""
     start = needs.n_layers - sum(counts)
     copied = needs.weights[-1] if needs.tied and start == needs.n_layers else 0
     weights = needs.input + sum(needs.weights[:start]) - copied
@@ -134,7 +134,7 @@ def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
 
 
 def read_times(needs: Needs, counts: Sequence[int], rooms: Sequence[Room]) -> tuple[float, float]:
-    """The time to read a token's weights on the CPU and on devices; a byte on the CPU takes 1."""
+    """Return the times to read a token's weights on CPU and devices; a byte on the CPU takes 1."""
     start = needs.n_layers - sum(counts)
     on_cpu = float(sum(needs.weights[:start]))
     on_devices = 0.0
@@ -153,15 +153,15 @@ def choose(
     n_target: int | None = None,
     n_draft: int | None = None,
 ) -> list[PlacementChoice]:
-    """The best placement with the draft, if there is one, and the best of the target alone.
+    """Return the best placement with the draft, if there is one, and the best of the target alone.
 
-    The better one comes first; the list is empty if nothing has room. ``n_target`` and ``n_draft``
-    are numbers of layers that go on devices whether they fit or not; None leaves the number free.
-    For each number of target layers the draft gets as many as still fit. The other way round is
-    tried too, because the draft may be limited to fewer rooms.
+    The better one comes first; the list is empty if nothing fits. ``n_target`` and ``n_draft`` are
+    numbers of layers that go on devices whether they fit or not; None leaves the number free. For
+    each number of target layers the draft gets as many layers as still fit. The draft may be
+    limited to fewer rooms, so this also tries to place the draft first.
 
-    The draft is left out if the target took all of its memory and drafting from the CPU is not
-    expected to pay. A draft that merely does not pay stays: the loop finds that out by itself.
+    The target alone comes first if it has taken all memory for the draft, and drafting from the CPU
+    is not expected to pay. A draft that fits but does not pay stays: the loop notices that.
     """
     forced = [room.for_target for room in rooms] if n_target is not None else []
     layouts = [
@@ -190,12 +190,12 @@ def choose(
     if both and best[0].n_draft == 0 and n_draft is None:
         has_room = sum(first or ()) > 0
         if has_room and not sum(best[0].draft or ()):
-            best.reverse()  # the target took the draft's memory, and from the CPU it cannot pay
+            best.reverse()  # the target took the draft's memory; on the CPU the draft cannot pay
     return best
 
 
 def _best(choices: Sequence[PlacementChoice]) -> list[PlacementChoice]:
-    """The fastest choice that fits, or the fastest of those that do not; empty if none is given."""
+    """Return the fastest choice, in a list: of those that fit, or else of those that do not."""
     return [max(choices, key=lambda choice: (choice.fits, choice.speed))] if choices else []
 
 
@@ -204,18 +204,18 @@ def _sizes_for_target(rooms: Sequence[Room]) -> list[int]:
 
 
 def _left(sizes: Sequence[int], taken: Sequence[Share]) -> list[int]:
-    """The bytes left in each room; ``sizes`` does not include the CPU."""
+    """Return the bytes left in each room; ``sizes`` does not include the CPU."""
     return [max(0, size - share.total) for size, share in zip(sizes, taken, strict=False)]
 
 
 def fits_in(sizes: Sequence[int], *models: Sequence[Share]) -> bool:
-    """Do the shares of all models fit? ``sizes`` may leave the CPU out."""
+    """Tell whether the shares of all models fit; ``sizes`` may leave the CPU out."""
     taken = [sum(share.total for share in of_room) for of_room in zip(*models, strict=True)]
     return all(size <= room for size, room in zip(taken, sizes, strict=False))
 
 
 def _choice_alone(target: Needs, counts: Counts, rooms: Sequence[Room]) -> PlacementChoice:
-    """This placement of the target, without a draft."""
+    """Return this placement of the target, without a draft."""
     speed = sum(target.weights) / sum(read_times(target, counts, rooms))
     fits = fits_in(_sizes_for_target(rooms), shares_of(target, counts))
     return PlacementChoice(counts, None, speed, fits=fits)
@@ -229,7 +229,7 @@ def _choice_of_both(
     rooms: Sequence[Room],
     alpha: float,
 ) -> PlacementChoice:
-    """This placement of both models, with the best draft length."""
+    """Return this placement of both models, with the best draft length."""
     on_cpu, on_devices = read_times(target, counts, rooms)
     token = on_cpu + on_devices
     c = sum(read_times(draft, of_draft, rooms)) / token
@@ -244,7 +244,7 @@ def _choice_of_both(
 def _most(
     needs: Needs, rooms: Sequence[Room], n: int | None, taken: Sequence[Share] = ()
 ) -> Counts | None:
-    """The most layers of a draft that fit beside ``taken``; with ``n``, that many in any case."""
+    """Return the most layers of a draft that fit beside ``taken``; with ``n``, exactly that many."""
     allowed = [room.for_draft for room in rooms]
     sizes = [room.n_bytes if room.for_draft else 0 for room in rooms]
     left = _left(sizes, taken) if taken else sizes
@@ -260,7 +260,7 @@ def _most(
 def largest_context(
     models: Sequence[tuple[Needs, Counts]], rooms: Sequence[int], n_most: int
 ) -> int:
-    """The largest context that fits with these layers: a multiple of 256, at most ``n_most``.
+    """Return the largest context that fits with these layers: a multiple of 256 up to ``n_most``.
 
     ``rooms`` are bytes; the CPU's are last.
     """

@@ -20,11 +20,11 @@ _MIB = 2**20
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def needs(path: Path, params: EngineParams) -> Needs:
-    """The bytes that a model needs, layer by layer, if it is loaded with ``params``.
+def measure_needs(path: Path, params: EngineParams) -> Needs:
+    """Return the bytes that a model needs, layer by layer, if it is loaded with ``params``.
 
-    Weights are those of the file. llama.cpp reports the size of its caches and compute buffers, for
-    the wanted context and for twice that. Raises what loading raises.
+    The sizes of weights are those in the file. llama.cpp reports those of its caches and compute
+    buffers, for the wanted context and for twice that. Raises what loading raises.
     """
     wanted = params.on_cpu()
     if chosen_devices(params):
@@ -44,15 +44,16 @@ def needs(path: Path, params: EngineParams) -> Needs:
     n = len(weights) - 1
     shares = _kv_shares(headers[0], n)
     kv = [round(cache * share) for share in shares]
-    on_cpu = 0 if params.kv_offload else cache  # then the cache is not where the layers are
+    on_cpu = 0 if params.kv_offload else cache  # then the cache stays away from the layers
     if on_cpu:
         kv = [0] * n
     per_token = max(0.0, (grown - compute) / n_ctx)
-    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, _tied(headers), on_cpu)
+    tied = _is_tied(headers)
+    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, tied, on_cpu)
 
 
 def dry_run(path: Path, params: EngineParams) -> Placed:
-    """Where a model would be placed, and the bytes of each part, weights included."""
+    """Return where llama.cpp would put a model, with the bytes of each part, also of weights."""
     model = LlamaModel(path, params, dry=True)
     try:
         context = LlamaContext(model, params)
@@ -65,11 +66,11 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
     shares = {name: replace(share, weights=0, kv=0) for name, share in placed.shares.items()}
     shares.setdefault(CPU, Share())
     kv = _kv_shares(headers[0], len(weights) - 1)
-    for i, where in enumerate(placed.layers):
-        on_cpu = where == CPU and i == len(weights) - 1 and _tied(headers)
-        share = shares[where]
-        shares[where] = replace(share, weights=share.weights + (0 if on_cpu else weights[i]))
-        holder = where if params.kv_offload else CPU
+    for i, device in enumerate(placed.layers):
+        is_counted = device == CPU and i == len(weights) - 1 and _is_tied(headers)
+        share = shares[device]
+        shares[device] = replace(share, weights=share.weights + (0 if is_counted else weights[i]))
+        holder = device if params.kv_offload else CPU
         of_cache = round(cache * kv[i]) if i < len(kv) else 0
         shares[holder] = replace(shares[holder], kv=shares[holder].kv + of_cache)
     shares[CPU] = replace(shares[CPU], weights=shares[CPU].weights + rest)
@@ -77,9 +78,9 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
 
 
 def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
-    """Bytes of weights of each layer, the output last, and of the tensors that stay on the CPU.
+    """Return the bytes of each layer, the output last, and of the tensors that stay on the CPU.
 
-    An output that is the embedding matrix itself is counted twice, because a device gets a copy.
+    An output that is the embedding matrix itself counts twice, because a device gets a copy.
     """
     layers: dict[int, int] = {}
     output = rest = 0
@@ -91,20 +92,20 @@ def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
             output += size
         else:
             rest += size
-        if tensor.name == "token_embd.weight" and _tied(headers):
+        if tensor.name == "token_embd.weight" and _is_tied(headers):
             output += size
     return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output], rest
 
 
 def span_of(path: Path, placed: Placed, device: str) -> int:
-    """Bytes from the first to the last tensor that a device uses, summed over a file's parts."""
+    """Return the bytes from the first to the last tensor that a device uses, over all parts."""
     total = 0
     headers = [read_header(part) for part in parts_of(path)]
     for header in headers:
         places = [
             (tensor.offset, tensor.offset + (tensor.n_bytes or 0))
             for tensor in header.tensors
-            if _is_used(tensor.name, placed, device, tied=_tied(headers))
+            if _is_used(tensor.name, placed, device, tied=_is_tied(headers))
         ]
         total += max((end for _, end in places), default=0)
         total -= min((start for start, _ in places), default=0)
@@ -112,7 +113,7 @@ def span_of(path: Path, placed: Placed, device: str) -> int:
 
 
 def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
-    """Is this tensor used on that device?"""
+    """Tell whether that device uses this tensor."""
     if match := _LAYER.match(name):
         return placed.layers[int(match[1])] == device
     of_output = name.startswith("output") or (tied and name == "token_embd.weight")
@@ -121,14 +122,14 @@ def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
     return not name.startswith("output") and device == CPU
 
 
-def _tied(headers: list[Header]) -> bool:
-    """Is the output the embedding matrix itself?"""
+def _is_tied(headers: list[Header]) -> bool:
+    """Tell whether the output is the embedding matrix itself."""
     names = {tensor.name for header in headers for tensor in header.tensors}
     return "output.weight" not in names
 
 
 def _kv_shares(header: Header, n_layers: int) -> list[float]:
-    """The share of each layer in the cache, by its KV heads if the file lists them."""
+    """Return the share of each layer in the cache, by its KV heads if the file lists them."""
     architecture = header.text("general.architecture")
     heads = header.metadata.get(f"{architecture}.attention.head_count_kv")
     by_layer = [float(n) for n in heads] if isinstance(heads, tuple) else []  # type: ignore[arg-type]
@@ -138,11 +139,11 @@ def _kv_shares(header: Header, n_layers: int) -> list[float]:
 
 
 def _cache(lines: list[str]) -> int:
-    """Bytes of all caches, from llama.cpp's log."""
+    """Return the bytes of all caches, from llama.cpp's log."""
     return round(_MIB * sum(float(m[1]) for line in lines if (m := CACHE_SIZE.search(line))))
 
 
 def _compute(placed: Placed) -> int:
-    """Bytes of compute buffers: the most of any device, or the CPU's if there is no device."""
+    """Return the bytes of compute buffers: the most of any device, or else the CPU's."""
     on_devices = [share.compute for name, share in placed.shares.items() if name != CPU]
     return max(on_devices) if on_devices else placed.shares[CPU].compute

@@ -1,4 +1,4 @@
-"""Plan where target and draft go on the devices, before anything is loaded."""
+"""The plan: which layers of target and draft go on which device, made before loading them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from qdraft.placement.choose import (
     largest_context,
     shares_of,
 )
-from qdraft.placement.needs import dry_run, needs
+from qdraft.placement.needs import dry_run, measure_needs
 
-ALPHA = 0.8  # the acceptance rate that is assumed before anything is measured
-DEVICE_SPEED = 8.0  # the speed of a device's memory over the CPU's that is assumed
+ALPHA = 0.8  # the acceptance rate that a plan assumes before qdraft measures it
+DEVICE_SPEED = 8.0  # the speed of a device's memory over the CPU's that a plan assumes
 _GIB = 2**30
 _TRIES = 4  # how often to choose if llama.cpp needs more memory than estimated
-# Bits per weight of the file types that make a draft, embeddings included: the figures of
-# llama.cpp's documentation of quantize for Llama 3.1 8B.
+# Bits per weight of file types for a draft, with the embeddings: the figures for Llama 3.1 8B in
+# llama.cpp's documentation of llama-quantize.
 _DRAFT_BITS = {"Q4_K_M": 4.89, "Q3_K_M": 4.0, "Q2_K": 3.16, "IQ2_M": 2.93, "IQ2_XXS": 2.38}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The assumptions of a plan that do not come from this machine.
+    """What the user gives to a plan: sizes and assumptions that do not come from this machine.
 
-    ``sizes`` are bytes of memory: of the devices, in place of what is free, or of devices that are
-    not on this machine. ``margin`` is the bytes to leave free on each device. ``alpha`` is the
-    acceptance rate, ``device_speed`` the speed of a device's memory over the CPU's. ``keep_draft``
-    never leaves the draft out.
+    ``sizes`` are bytes of memory: of devices here, in place of what is free, or of devices that
+    this machine lacks. ``margin`` is the number of bytes to leave free on each device. ``alpha`` is
+    the acceptance rate, ``device_speed`` the speed of a device's memory over the CPU's.
+    ``keep_draft`` demands the draft.
     """
 
     sizes: tuple[int, ...] = ()
@@ -69,13 +69,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The placement that is expected to be fastest.
+    """The placement that should be fastest.
 
     ``asked`` are the models as the caller described them, ``models`` the same with params that
-    place them; the latter have no draft if none was given or it is better left out. ``choices``
-    holds the best placement with the draft and the best of the target alone, the better one first.
-    ``n_ctx_most`` is the largest context with these layers. ``smaller_draft`` names a file type,
-    and its bytes, that would be faster. ``estimated`` is True if this machine lacks the devices: a
+    place them; the latter have no draft if there is none or it is better left out. ``choices``
+    are the best placement with the draft and the best of the target alone, the better one first.
+    ``n_ctx_most`` is the largest context with these layers. ``smaller_draft`` is a file type
+    that would be faster, and its bytes. ``estimated`` is True if this machine lacks the devices: a
     device's compute buffers are then assumed to be as large as the CPU's.
     """
 
@@ -97,12 +97,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """The devices that a plan may use. ``margins`` and ``where`` end with the CPU."""
+    """The devices that a plan may use. ``margins`` and ``holders`` end with the CPU."""
 
     devices: tuple[Device, ...]
     rooms: tuple[Room, ...]
     margins: tuple[int, ...]
-    where: tuple[Device, ...]
+    holders: tuple[Device, ...]
     estimated: bool
 
     @property
@@ -113,7 +113,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """One choice, and what it takes of each device.
+    """One choice, and the memory that it takes on each device.
 
     ``needs`` are the needs of all models, also of a draft that is left out. ``models`` and
     ``shares`` are those of the models that are placed.
@@ -136,7 +136,7 @@ class _Layout:
 
 
 def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
-    """Place the models. Layers that the params ask for are placed whether they fit or not.
+    """Plan the placement. Layers that the params put on devices go there whether they fit or not.
 
     Raises UsageError for params that place layers themselves and for more sizes than devices, and
     what loading raises.
@@ -147,7 +147,7 @@ def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
     facts = require_model(models.target.path)
     needs_of_target = layout.needs.target
     n_ctx_train = facts.n_ctx_train or needs_of_target.n_ctx
-    on_cpu = site.where[-1].free - site.margins[-1]
+    on_cpu = site.holders[-1].free - site.margins[-1]
     return Plan(
         asked=models,
         models=layout.models,
@@ -163,7 +163,7 @@ def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
 
 
 def _survey(models: Both[ModelSpec], given: Given) -> _Site:
-    """What the devices have room for."""
+    """Return the devices and what they have room for."""
     usable = _devices(models, given)
     margins = [
         _default_margin(device.free) if given.margin is None else given.margin for device in usable
@@ -186,18 +186,18 @@ def _survey(models: Both[ModelSpec], given: Given) -> _Site:
         devices=tuple(usable),
         rooms=tuple(rooms),
         margins=(*margins, _default_margin(free)),
-        where=(*usable, Device(CPU, "memory of this machine", "cpu", False, free, free)),
+        holders=(*usable, Device(CPU, "memory of this machine", "cpu", False, free, free)),
         estimated=bool(given.sizes) and not has_devices(),
     )
 
 
 def _settle(models: Both[ModelSpec], site: _Site, given: Given) -> _Layout:
-    """Choose a placement, and again with llama.cpp's figures if it takes more than estimated.
+    """Choose a placement; choose again if it takes more by llama.cpp's figures than estimated.
 
-    llama.cpp may need more than the sum of the layers: for long batches it copies weights of the
-    CPU to a device.
+    llama.cpp may need more than the sum of the layers, because it copies weights from the CPU to a
+    device for long batches.
     """
-    wanted = models.map(lambda model: needs(model.path, model.params))
+    wanted = models.map(lambda model: measure_needs(model.path, model.params))
     before: tuple[PlacementChoice, ...] = ()
     for _ in range(_TRIES):
         choices = _choose(models, wanted, site, given)
@@ -211,7 +211,7 @@ def _settle(models: Both[ModelSpec], site: _Site, given: Given) -> _Layout:
 def _choose(
     models: Both[ModelSpec], wanted: Both[Needs], site: _Site, given: Given
 ) -> tuple[PlacementChoice, ...]:
-    """The choices for these needs, without the target alone if the draft must stay."""
+    """Return the choices for these needs, without the target alone if the draft must stay."""
     choices = choose(
         wanted.target,
         wanted.draft,
@@ -232,7 +232,7 @@ def _lay_out(
     choices: tuple[PlacementChoice, ...],
     site: _Site,
 ) -> _Layout:
-    """The params of the best choice, and what llama.cpp says that they take of each device."""
+    """Return the layout of the best choice, with what llama.cpp says it takes on each device."""
     best = choices[0]
     counts = Both(best.target, best.draft if models.draft else None)
     placed = Both(
@@ -246,7 +246,7 @@ def _lay_out(
         return _Layout(choices, wanted, placed, tuple(shares_of(of, n) for of, n in pairs))
     measured = placed.map(lambda model: dry_run(model.path, model.params).shares)
     shares = measured.map(
-        lambda of_model: [of_model.get(device.name, Share()) for device in site.where]
+        lambda of_model: [of_model.get(device.name, Share()) for device in site.holders]
     )
     draft = wanted.draft
     if draft and shares.draft is not None:
@@ -256,24 +256,24 @@ def _lay_out(
 
 
 def _without_shared_memory(site: _Site, layout: _Layout) -> _Site:
-    """The site with less memory for the CPU: devices without memory of their own take from it."""
+    """Return the site, with the CPU's memory less what devices that share it take."""
     shared = sum(
         share.total
         for of_model in layout.shares
-        for device, share in zip(site.where, of_model, strict=True)
+        for device, share in zip(site.holders, of_model, strict=True)
         if device.unified
     )
-    cpu = site.where[-1]
-    return replace(site, where=(*site.where[:-1], replace(cpu, free=max(0, cpu.free - shared))))
+    cpu = site.holders[-1]
+    return replace(site, holders=(*site.holders[:-1], replace(cpu, free=max(0, cpu.free - shared))))
 
 
 def _at_least(of: Needs, shares: Sequence[Share]) -> Needs:
-    """The needs with the compute buffers of a measured placement, if those are larger."""
+    """Return the needs with the compute buffers of a measured placement if those are larger."""
     return replace(of, compute=max([of.compute, *(share.compute for share in shares[:-1])]))
 
 
 def _devices(models: Both[ModelSpec], given: Given) -> list[Device]:
-    """The devices of all models, with the given sizes as their free memory."""
+    """Return the devices of all models, with the given sizes as their free memory."""
     for model in models:
         params = model.params
         by_hand = params.tensor_split or params.override_tensors
@@ -296,60 +296,61 @@ def _devices(models: Both[ModelSpec], given: Given) -> list[Device]:
         ]
     if len(given.sizes) > len(usable):
         raise UsageError(
-            f"{len(given.sizes)} memory sizes are given, but there are {len(usable)} devices"
+            f"{len(given.sizes)} memory sizes are given but must be at most {len(usable)}, one for "
+            "each device"
         )
-    known = list(usable.values())
-    sized = zip(known, given.sizes, strict=False)
-    rest = known[len(given.sizes) :]
+    present = list(usable.values())
+    sized = zip(present, given.sizes, strict=False)
+    rest = present[len(given.sizes) :]
     return [*(replace(device, free=size) for device, size in sized), *rest]
 
 
 def _device_names(params: EngineParams, given: Given) -> list[str] | None:
-    """The devices that a model may go to; None for any of the devices that are not here."""
+    """Return the devices that a model may go to; None for all of the devices that are not here."""
     if given.sizes and not has_devices():
         return [] if NO_DEVICE in params.devices else None
     return [device.name for device in _usable(params)]
 
 
 def _usable(params: EngineParams) -> list[Device]:
-    """The devices that a model may go to; under split mode none only the main one."""
+    """Return the devices that a model may go to; under split mode none, only the main one."""
     chosen = chosen_devices(params)
     if has_devices():
         require_placeable(params, chosen)
-    # Some devices report no memory: llama.cpp then takes that of the machine.
+    # For devices that report no memory, llama.cpp takes that of the machine.
     sized = [device if device.total else replace(device, free=free_memory()) for device in chosen]
     return [sized[params.main_gpu]] if params.split_mode == "none" and sized else sized
 
 
 def has_devices() -> bool:
-    """Does this machine have a device that layers can go to?"""
+    """Tell whether this machine has a device that layers can go to."""
     return any(device.takes_layers for device in devices())
 
 
 def _default_margin(n_bytes: int) -> int:
-    """The bytes to leave free for what the plan does not count: 8 %, at most 1 GiB."""
+    """Return the bytes to leave free for what a plan does not count: 8 %, at most 1 GiB."""
     return min(_GIB, n_bytes * 8 // 100)
 
 
 def _n_layers(params: EngineParams, of: Needs) -> int | None:
-    """The number of layers that must go on devices; None if the plan is free to choose."""
+    """Return the number of layers that must go on devices; None if the plan may choose."""
     if params.n_gpu_layers is None:
         return None
-    all_of_them = params.n_gpu_layers == ALL_LAYERS
-    return of.n_layers if all_of_them else min(params.n_gpu_layers, of.n_layers)
+    wants_all = params.n_gpu_layers == ALL_LAYERS
+    return of.n_layers if wants_all else min(params.n_gpu_layers, of.n_layers)
 
 
 def _uses(site: _Site, shares: Sequence[Sequence[Share]]) -> tuple[Use, ...]:
-    """One row per device, the CPU last; ``shares`` are the target's and, if placed, the draft's."""
-    both = [*shares, [Share()] * len(site.where)][:2]
+    """Return a row for each device, the CPU last; ``shares`` are those of the placed models."""
+    both = [*shares, [Share()] * len(site.holders)][:2]
     return tuple(
         Use(device.name, device.description, device.remote, device.free, margin, target, draft)
-        for device, margin, target, draft in zip(site.where, site.margins, *both, strict=True)
+        for device, margin, target, draft in zip(site.holders, site.margins, *both, strict=True)
     )
 
 
 def _place(model: ModelSpec, counts: Counts, known: Sequence[Device]) -> ModelSpec:
-    """The model with params that make llama.cpp put its layers there."""
+    """Return the model with params that make llama.cpp put its layers there."""
     taken = [(device.name, n) for device, n in zip(known, counts, strict=True) if n]
     if not taken:
         return replace(model, params=model.params.on_cpu())
@@ -367,7 +368,7 @@ def _place(model: ModelSpec, counts: Counts, known: Sequence[Device]) -> ModelSp
 def _smaller_draft(
     facts: Facts, layout: _Layout, rooms: Sequence[Room], alpha: float
 ) -> tuple[str, int] | None:
-    """The largest file type of a smaller draft that would fit whole and be faster, and its bytes.
+    """Return the largest type of a smaller draft that fits whole and is faster, and its bytes.
 
     None if the draft is on devices with all of its layers.
     """

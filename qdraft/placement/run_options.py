@@ -9,8 +9,8 @@ from qdraft.placement.plan import Plan
 def run_options(plan: Plan) -> str:
     """Return the options of ``qdraft run`` that place layers as ``plan`` does.
 
-    Empty if no options can say it: the plan uses the CPU alone, or devices that are not here, or
-    several devices for the draft.
+    The result is empty if no options can do that: the plan uses the CPU alone, devices that are not
+    here, or several devices for the draft.
     """
     devices = [use for use in plan.uses if use.device != CPU]
     target, draft = plan.models.target.params, plan.models.draft

@@ -1,8 +1,8 @@
-"""Which verify batches give bit for bit the logits of decoding one token at a time?
+"""The verify batches that give, bit for bit, the logits of decoding one token at a time.
 
-That depends on the build, the device, the file type, the cache type, the number of threads and the
-depth of the text, so qdraft tries it. If drafts stay within these widths, a greedy text is the
-target's own, token for token.
+Which they are depends on the build, the device, the file type, the cache type, the number of
+threads and the depth of the text, so qdraft tries it. If drafts stay within these widths, a greedy
+text is the target's own, token for token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from qdraft.decoding.engine import TokenSequence
 
 # The depths to try, in tokens before the batch: a short text; across the edge where llama.cpp's
-# view of its cache grows from 256 cells to 512; beyond it, where a row alone may be computed
-# differently; the next edge.
+# view of its cache grows from 256 cells to 512; beyond it, where llama.cpp may compute a single row
+# in another way; across the next edge.
 DEPTHS = (24, 250, 300, 508)
 DEEPEST = 1024  # no probe looks at more of the context
 _STEP = 5003  # a prime, which spreads the tokens of a probe over the vocabulary
@@ -26,10 +26,9 @@ _STEP = 5003  # a prime, which spreads the tokens of a probe over the vocabulary
 class BitIdentity:
     """The longest draft whose verify batch is bit-identical to one-token decoding.
 
-    ``n_draft`` and all shorter drafts are bit-identical at every depth that was tried. ``depth`` is
-    the depth at which the next longer draft first differed, and ``difference`` the largest
-    difference of a logit there. Both are None if no draft up to the longest that was tried
-    differed.
+    Drafts of up to ``n_draft`` tokens are bit-identical at every depth that the probe tried.
+    ``depth`` is the depth at which the next longer draft first differed, and ``difference`` the
+    largest difference of a logit there. Both are None if no draft that the probe tried differed.
     """
 
     n_draft: int
@@ -38,10 +37,10 @@ class BitIdentity:
 
 
 def probe_bit_identity(target: TokenSequence, n_most: int) -> BitIdentity:
-    """Try drafts of 1 to ``n_most`` tokens at each of ``DEPTHS`` that the context has room for.
+    """Try drafts of 1 to ``n_most`` tokens at each of the ``DEPTHS`` that the context has room for.
 
-    Reads at most 508 tokens and then decodes a few tens of tokens at each depth. Needs a sequence
-    of its own, which is empty afterwards.
+    Reads at most 508 tokens and then decodes a few tens of tokens at each depth. ``target`` is a
+    sequence of its own, which is empty afterwards.
     """
     room = target.n_ctx - n_most - 2
     depths = [depth for depth in DEPTHS if depth <= room]
@@ -62,9 +61,10 @@ def probe_bit_identity(target: TokenSequence, n_most: int) -> BitIdentity:
 
 
 def _difference(target: TokenSequence, tokens: Sequence[int]) -> float:
-    """The largest difference between ``tokens`` one by one, and all but the last in one batch.
+    """Return the largest difference of a logit between ``tokens`` one by one and in a batch.
 
-    The last token is decoded alone both times: its row shows the cells that the others left.
+    The batch lacks the last token, which both times is decoded alone: its row shows whether the
+    others left the same cells.
     """
     start = target.n_past
     alone = [target.eval([token], 1)[0].copy() for token in tokens]

@@ -16,12 +16,12 @@ from qdraft.decoding.sampling import Row, Sampler
 class Check:
     """The result of running the target alone over a text.
 
-    ``same`` is True if the target alone could have written the text: greedy, every token is its
-    argmax; sampled, every token is in the support of its distribution. ``fork`` is the first place
-    that differs (0 is the first emitted token), and ``margin`` how far the target's best logit is
-    above the emitted token's there. ``noise`` is the largest difference between logits decoded one
-    by one and as the rounds decoded them: at the fork, or over the last drafted round if there is
-    no fork. It is None if nothing was drafted.
+    ``same`` is True if the target alone could have written the text: if greedy, every token is its
+    argmax; if sampled, every token is in the support of its distribution. ``fork`` is the index of
+    the first emitted token that differs, and ``margin`` the target's best logit there minus that of
+    the emitted token. ``noise`` is the largest difference between logits decoded one by one and as
+    the rounds decoded them: at the fork, or in the last round with a draft if there is no fork. It
+    is None if no round had a draft.
     """
 
     same: bool
@@ -40,7 +40,7 @@ def check(
 ) -> Check:
     """Run the target alone over prompt and emitted tokens, then repeat the rounds.
 
-    Takes about as long as the target alone takes for the text, plus the verify batches. ``target``
+    This takes as long as the target alone takes for the text, plus the verify batches. ``target``
     is a sequence of its own.
     """
     fork, margin, place = None, None, 0
@@ -76,7 +76,7 @@ def _noise(
     alone: list[Row],
     fork: int | None,
 ) -> float:
-    """The largest difference to ``alone`` in the last of ``rounds``, decoded as it was then."""
+    """Return the largest difference from ``alone`` in the last of ``rounds``, decoded again."""
     target.truncate(0)
     tokens = list(prompt)
     for round in rounds:
@@ -89,10 +89,10 @@ def _noise(
 
 
 def _margin(sampler: Sampler, row: Row, context: Sequence[int], token: int) -> float | None:
-    """How far ``token`` is from what the target alone emits; None if it could have emitted it."""
+    """Return the margin of ``token``; None if the target alone could have emitted it."""
     logits = sampler.process(row, context)
     best = sampler.argmax(row, context)
     if sampler.greedy:
         return None if token == best else float(logits[best] - logits[token])
-    inside = sampler.distribution(row, context).prob(token) > 0
-    return None if inside else float(logits[best] - logits[token])
+    is_possible = sampler.distribution(row, context).prob(token) > 0
+    return None if is_possible else float(logits[best] - logits[token])

@@ -1,4 +1,4 @@
-"""Compare a plan with the memory that llama.cpp reports for the loaded pair."""
+"""The comparison of a plan with the memory that llama.cpp reports for the loaded pair."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TOLERANCE = 0.05
 class MemoryRow:
     """One kind of memory of one model on one device, in bytes.
 
-    ``reported`` is llama.cpp's figure. Weights that llama.cpp maps are a range of the file, from
-    the first tensor that a device uses to the last: it then reports ``span`` bytes although only
-    ``planned`` bytes are used. ``repacked`` bytes are copies of some of these weights; llama.cpp
-    chooses which.
+    ``reported`` is llama.cpp's figure. If llama.cpp maps weights, it maps a range of the file, from
+    the first tensor that the device uses to the last, and reports its ``span``, although the device
+    uses only ``planned`` bytes of it. ``repacked`` bytes are copies of some of these weights;
+    llama.cpp chooses which.
     """
 
     device: str
@@ -36,7 +36,7 @@ class MemoryRow:
 
     @property
     def off(self) -> float:
-        """The difference between the plan and llama.cpp's figure, as a share of the latter."""
+        """The difference between the plan and llama.cpp's figure, as a share of that figure."""
         expected = self.planned if self.span is None else self.span
         if self.repacked and self.planned <= self.reported and self.repacked <= self.planned:
             return 0.0
@@ -62,7 +62,7 @@ def compare_loaded(plan: Plan, progress: Progress = no_progress) -> list[MemoryR
 def _rows_of(
     device: str, model: str, planned: Share, path: Path, placed: Placed
 ) -> Iterator[MemoryRow]:
-    """The rows of one model on one device."""
+    """Give the rows of one model on one device."""
     reported = placed.shares.get(device, Share())
     for kind in ("weights", "kv", "compute"):
         sizes = getattr(planned, kind), getattr(reported, kind)

@@ -1,7 +1,7 @@
-"""Notices when decodes take many times as long as before: other programs use the CPU.
+"""Contention: other programs use the CPU, so that decodes take many times as long as before.
 
 Two threads of a decode that share one core wait for each other at every step. A token can then
-take a hundred times as long, and fewer threads are faster.
+take a hundred times as long, and fewer threads would be faster.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _DEPTH = 1024
 
 
 class Contention:
-    """Watches the target's decodes, as long as the number of threads stays the same."""
+    """Watches the target's decodes while the number of threads stays the same."""
 
     def __init__(self, target_s: float | None = None) -> None:
-        """``target_s`` is the time of one token in earlier runs, in seconds, if it is known."""
+        """``target_s`` is the time of one token in earlier runs, in seconds; None if unknown."""
         self._fastest: dict[tuple[int, int], float] = {}
         if target_s is not None:
             self._fastest[1, 0] = target_s
         self._n_slow = 0
-        self.times_slower = 1.0  # of the last slow decode that was reported
+        self.times_slower = 1.0  # how much slower the last reported decode was
 
     def add(self, round: Round) -> bool:
-        """Take in a round after the prompt's. True if it is the third slow one in a row."""
+        """Take in a round after the first; return True if it is the third slow one in a row."""
         key = (round.n_draft + 1, round.n_context // _DEPTH)
         verify_s = round.times.verify_s
         fastest = self._fastest.setdefault(key, verify_s)

@@ -1,4 +1,4 @@
-"""One text in the making: its chunks, and everything that is known of it so far."""
+"""One text in the making: its chunks, and everything known about it so far."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Generation:
     """One text: iterate once for its chunks, or call ``step`` for those of the next round.
 
-    ``text``, ``tokens`` and ``rounds`` grow with it. The pair's lock is held during a step only, so
-    several texts of a pair can be in the making, each on its own sequences.
+    ``text``, ``tokens`` and ``rounds`` grow with it. A text holds the pair's lock only during a
+    step, so several texts of a pair can be in the making, each on its own sequences.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Generation:
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
-        # The number of prompt tokens that were in each cache when the text began; that of the
-        # draft is None if the draft model has no part in the text.
+        # The number of prompt tokens that each cache held when the text began; None for a draft
+        # that has no part in the text.
         self.n_reused: Both[int] = Both(0)
         self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
 
     def __iter__(self) -> Iterator[Chunk]:
-        """The chunks; leaving the loop early ends the text, which is then INTERRUPTED."""
+        """Give the chunks. Leaving the loop early ends the text, which is then INTERRUPTED."""
         try:
             while chunks := self.step():
                 for chunk in chunks:
@@ -81,7 +81,7 @@ class Generation:
                 return []
             try:
                 decoding = self._decoding or self._start()
-                if decoding.finish_reason is not None:  # no token is asked for
+                if decoding.finish_reason is not None:  # the caller wants no tokens
                     self._end()
                     return []
                 return self._take(decoding.step())
@@ -104,7 +104,7 @@ class Generation:
 
     @property
     def tokens(self) -> list[int]:
-        """The emitted token ids; an end-of-generation token is one of them."""
+        """The ids of the emitted tokens, with the end-of-generation token if there is one."""
         return [token for round in self.rounds for token in round.tokens]
 
     @property
@@ -117,7 +117,7 @@ class Generation:
 
     @property
     def summary(self) -> Summary:
-        """The figures so far."""
+        """The figures of the text so far."""
         auto = self._params.draft_policy == "auto" and self._params.n_draft != 0
         kind = KINDS[self._params.drafter]
         drafts = self._pair.draft is not None or not kind.needs_draft
@@ -154,7 +154,7 @@ class Generation:
         return self._decoding
 
     def _n_most(self) -> int:
-        """The longest draft of this text; ``exact`` asks for a probe if no result is stored."""
+        """Return the longest draft of this text; ``exact`` probes if no result is stored."""
         wanted = self._params.most_drafted
         if KINDS[self._params.drafter].may_run_alone and self._pair.draft is None:
             return 0
@@ -164,7 +164,7 @@ class Generation:
         return min(wanted, self.bit_identity.n_draft)
 
     def _take(self, round: Round) -> list[Chunk]:
-        """The chunks of a round, whose text is added as a whole, however it is read."""
+        """Add the text of a round as a whole, and return its chunks."""
         self.rounds.append(round)
         if round.index:
             self._pair.observe(round)
@@ -185,7 +185,7 @@ class Generation:
     def _end(self, *, intact: bool = True) -> str:
         """End the text and return what was held back of it; the caller holds the pair's lock.
 
-        ``intact`` False says that the caches may not hold what they should.
+        ``intact`` is False if the caches may not hold what they should.
         """
         if self._ended:
             return ""

@@ -1,4 +1,4 @@
-"""What a pair learns while it writes: costs and acceptance, and whether others use the CPU."""
+"""What a pair learns from its texts: costs and acceptance, and whether others use the CPU."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Learning:
         self._path: Path | None = store_path("costs", *facts, str(shared_kv))
         costs = load_costs(self._path, over_a_link=over_a_link)
         self.learned = Learned(costs)
-        # Threads matter only if the CPU computes, and a link has delays of its own.
+        # Fewer threads help only if the CPU computes. The delays of a link look like contention.
         on_cpu = placed.target.n_offloaded < len(placed.target.layers)
-        watched = on_cpu and not over_a_link
-        self._contention = Contention(costs.target_s) if watched else None
+        can_watch = on_cpu and not over_a_link
+        self._contention = Contention(costs.target_s) if can_watch else None
 
     def save(self) -> None:
         """Store the costs for later runs."""
@@ -39,13 +39,13 @@ class Learning:
             save_costs(self._path, self.learned.costs)
 
     def watch(self, round: Round, contexts: Both[LlamaContext]) -> None:
-        """Halve the threads if decodes have become slow: see ``session.contention``."""
+        """Halve the threads if decodes have become slow (see ``session.contention``)."""
         if self._contention is None or not self._contention.add(round):
             return
         n = max(context.n_threads for context in contexts)
         slower = f"decoding takes {self._contention.times_slower:.0f} times as long as before"
         if n == 1:
-            log.warning("%s: other programs are using this machine", slower)
+            log.warning("%s: other programs are using the CPU; continuing with 1 thread", slower)
             self._contention = None
             return
         threads = f"{n // 2} thread{'s' if n // 2 > 1 else ''}"
@@ -53,4 +53,4 @@ class Learning:
         for context in contexts:
             context.use_threads(max(1, context.n_threads // 2))
         self._contention = Contention()
-        self._path = None  # the costs of fewer threads are not those of the next run
+        self._path = None  # these costs are not those of the next run, which has all threads

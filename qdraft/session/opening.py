@@ -1,4 +1,4 @@
-"""Open a pair: connect to its servers, place its layers, load it, and try again with fewer."""
+"""The way to an open pair: connect to servers, place layers, load, and try again with fewer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdraft.session.pair import Pair
 
 log = logging.getLogger(__name__)
 
-# If memory runs out: the shares of the first plan's memory to try, one after another.
+# The shares of the first plan's memory to try one after another if memory runs out.
 _SHARES = (0.9, 0.75, 0.5, 0.25, 0.0)
 _GIB = 2**30
 
@@ -39,15 +39,15 @@ def open_pair(  # noqa: PLR0913 (the public door, whose keywords are documented)
     """Open a pair of models.yaml by its name, or two files.
 
     ``name`` None opens the default pair. With ``target``, ``draft`` None opens the target alone. A
-    packaged pair is built into the cache on first use. Of its entry in models.yaml the chat
-    template applies; the context, devices and tuned settings apply only to the commands.
+    packaged pair is quantized into the cache the first time. Of an entry in models.yaml the chat
+    template applies; its context, devices and tuned settings apply only to the commands.
     ``servers`` are RPC servers, each HOST:PORT. qdraft decides where layers go, as ``qdraft plan``
     shows, unless the params set their number. Raises QDraftError if anything fails.
     """
     if target is None and draft is not None:
-        raise UsageError("a draft needs a target beside it")
+        raise UsageError("draft cannot be given without target")
     if target is not None and name is not None:
-        raise UsageError("give either the name of a pair or a target, not both")
+        raise UsageError("name cannot be combined with target")
     template = None
     if target is None:
         threads = (params.n_threads if params else 0) or default_threads()
@@ -71,9 +71,9 @@ def open_spec(spec: PairSpec, progress: Progress = no_progress) -> Pair:
     """Open what ``spec`` describes; a plan places the layers unless the spec sets their number.
 
     The draft stays on this machine unless its params name a server's device. A plan may leave the
-    draft out, which is logged, unless the spec keeps it, shares its KV cells or sets the number of
-    its layers. Raises what ``Pair`` raises, ServerError, and DeviceMemoryError if memory runs out
-    whatever is tried.
+    draft out, and logs that, unless the spec demands the draft, shared KV cells or a number of
+    draft layers. Raises what ``Pair`` raises, ServerError, and DeviceMemoryError if memory runs out
+    in every try.
     """
     connect(spec.servers)
     spec = replace(spec, models=keep_draft_local(spec.models))
@@ -85,13 +85,13 @@ def open_spec(spec: PairSpec, progress: Progress = no_progress) -> Pair:
 
 
 def fit(model: ModelSpec) -> ModelSpec:
-    """A model by itself, placed where it fits unless its params set the number of layers."""
+    """Return a model alone, placed where it fits unless its params set the number of layers."""
     alone = Both[ModelSpec](model)
     return make_plan(alone).models.target if is_planned(alone) else model
 
 
 def is_planned(models: Both[ModelSpec]) -> bool:
-    """May a plan decide how many layers go where?"""
+    """Tell whether a plan may decide how many layers go where."""
     by_hand = any(
         model.params.split_mode not in ("layer", "none")
         or model.params.tensor_split
@@ -103,10 +103,10 @@ def is_planned(models: Both[ModelSpec]) -> bool:
 
 
 def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
-    """The models; a draft without devices of its own gets those of the target on this machine.
+    """Give a draft without devices of its own those of the target on this machine.
 
-    Raises UsageError if the draft's params ask for layers on devices, but all devices are those of
-    RPC servers.
+    Returns the models. Raises UsageError if the draft's params put layers on devices, but all
+    devices are those of RPC servers.
     """
     draft = models.draft
     if draft is None or (draft.params.devices and not draft.like_target):
@@ -122,7 +122,7 @@ def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
         placed = draft.params.elsewhere(local)
     elif draft.params.n_gpu_layers and not draft.like_target:
         raise UsageError(
-            "the draft should have layers on a device, but all devices are RPC servers",
+            "draft layers cannot go on a device, because all devices are RPC servers",
             hint="leave the draft on this machine, or name a server's device with --device-draft",
         )
     else:
@@ -138,12 +138,12 @@ def _open_as_asked(spec: PairSpec, progress: Progress) -> Pair:
         raise DeviceMemoryError(str(error), hint=_what_fits(spec.models)) from error
     params = spec.models.target.params
     if params.n_gpu_layers is None and chosen_devices(params):
-        log.info("the split of layers is set by hand: all layers go to devices")
+        log.info("the split of layers is set by hand, so all layers go on devices")
     return pair
 
 
 def _open_planned(spec: PairSpec, progress: Progress) -> Pair:
-    """Load the models as planned; plan with less memory as long as a device runs out of it."""
+    """Load the models as planned; whenever memory runs out, plan again with less of it."""
     draft = spec.models.draft
     keep_draft = (
         spec.keep_draft
@@ -176,7 +176,7 @@ def _open_plan(spec: PairSpec, plan: Plan, progress: Progress) -> Pair:
 
 
 def describe_plan(plan: Plan) -> str:
-    """The layers and the bytes of each device, in one sentence."""
+    """Describe the layers and the memory on each device, in one line."""
     return "; ".join(
         f"{use.device}: {use.target.n_layers} layers of the target and {use.draft.n_layers} of "
         f"the draft, {(use.target.total + use.draft.total) / _GIB:.2f} of "
@@ -187,7 +187,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def _what_fits(models: Both[ModelSpec]) -> str:
-    """A hint with what a plan would put where, with the same contexts and caches."""
+    """Return a hint that says how a plan would place these contexts and caches."""
 
     def free(model: ModelSpec) -> ModelSpec:
         params = replace(

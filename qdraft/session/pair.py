@@ -1,4 +1,4 @@
-"""A pair, loaded: target and draft, their contexts, and what they share. The Python API."""
+"""A loaded pair: target and draft, their contexts, and what they share. The Python API."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """A sequence of the target, one of the draft if there is a draft, and the copy between them.
+    """A sequence of the target, one of the draft if there is a draft, and the KV copy to it.
 
     ``kv_copy`` is None if the draft does not get the target's KV cells.
     """
@@ -69,9 +69,9 @@ class Pair:
     def __init__(self, spec: PairSpec, progress: Progress = no_progress) -> None:
         """Load what ``spec`` describes, as it says, and check that the vocabularies are the same.
 
-        Connects to no server and plans nothing: see ``open_spec``. ``kv`` says whether the draft
-        gets the target's KV cells. Raises ModelFileError, PairError, UsageError or EngineError, and
-        frees what it has loaded by then.
+        This connects to no server and makes no plan; ``open_spec`` does. ``kv`` says whether the
+        draft gets the target's KV cells. Raises ModelFileError, PairError, UsageError or
+        EngineError, and then frees what it has loaded.
         """
         self.lock = threading.RLock()
         self._sessions: set[Session] = set()  # those that hold sequences
@@ -115,10 +115,9 @@ class Pair:
 
     def _load_weights(self, spec: ModelSpec, progress: Progress, *, is_target: bool) -> LlamaModel:
         # The target's rows are bit-identical at small widths if its weights are not repacked. The
-        # draft, which is never trusted, takes the speed.
+        # draft need not be exact, so it takes the speed.
         wanted = spec.params.extra_buffers
         repack = (not is_target if wanted is None else wanted) and extra_buffers_are_safe()
-
         model = LlamaModel(spec.path, spec.params, extra_buffers=repack, progress=progress)
         self._resources.callback(model.close)
         return model
@@ -164,7 +163,7 @@ class Pair:
 
     @property
     def learned(self) -> Learned:
-        """What the drafting policy has learned of this pair; it goes on from text to text."""
+        """What the drafting policy has learned about this pair, from text to text."""
         return self._learning.learned
 
     @learned.setter
@@ -195,14 +194,14 @@ class Pair:
         return session.generate(prompt, sampling, decode, system=system, raw=raw)
 
     def session(self) -> Session:
-        """Open a session, whose texts reuse the tokens that they have in common."""
+        """Open a session, whose texts reuse the cells of the tokens that they have in common."""
         return Session(self)
 
     @contextmanager
     def sequences(self) -> Iterator[Sequences]:
         """Open empty sequences for a study or a check; they are closed at the end.
 
-        Other threads wait meanwhile. Raises EngineError if the pair is closed or a context has no
+        Other threads wait until then. Raises EngineError if the pair is closed or a context has no
         sequence left.
         """
         with self.lock:
@@ -213,7 +212,7 @@ class Pair:
                 opened.close()
 
     def open_sequences(self) -> Sequences:
-        """A sequence in each context, and the KV copy; the caller holds the lock and closes them.
+        """Open a sequence in each context. The caller holds the lock, and closes them.
 
         Raises EngineError if the pair is closed or a context has no sequence left.
         """
@@ -230,25 +229,25 @@ class Pair:
         return Sequences(target, draft, KvCopy(target, draft) if self.kv.shared else None)
 
     def register(self, session: Session) -> None:
-        """Take note of a session that holds sequences, to close it with the pair."""
+        """Note that a session holds sequences, so that it closes with the pair."""
         self._sessions.add(session)
 
     def forget(self, session: Session) -> None:
-        """Take note that a session holds no sequences any more."""
+        """Note that a session no longer holds sequences."""
         self._sessions.discard(session)
 
     def observe(self, round: Round) -> None:
-        """Use fewer threads if the rounds show that other programs want the CPU."""
+        """Take in a round; use fewer threads if the rounds show that other programs use the CPU."""
         self._learning.watch(round, self.contexts)
 
     def save_costs(self) -> None:
-        """Store the costs that the rounds have shown, for later runs."""
+        """Store the costs of the rounds for later runs."""
         self._learning.save()
 
     def bit_identity(self, n_most: int) -> BitIdentity:
-        """The longest draft, up to ``n_most`` tokens, whose verify rows are bit-identical.
+        """Return the longest draft, up to ``n_most`` tokens, whose verify rows are bit-identical.
 
-        Probed once for the target as it is loaded, and stored for later runs.
+        qdraft probes once for the target as it is loaded, and stores the result for later runs.
         """
         target = self.spec.models.target
         with self.sequences() as sequences:
@@ -260,13 +259,13 @@ class Pair:
             )
 
     def require_rollback(self) -> None:
-        """Raise PairError if the target cannot take tokens back, as every draft asks of it."""
+        """Raise PairError if the target cannot take tokens back, which every draft needs."""
         _require_rollback(self.contexts.target.model)
 
     def close(self) -> None:
         """End the texts in the making and free contexts and weights; harmless when repeated.
 
-        A step that another thread is in is finished first.
+        A step that runs in another thread ends first.
         """
         with self.lock:
             for session in list(self._sessions):
@@ -287,7 +286,7 @@ class Pair:
 
 
 def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
-    """The models at the paths of their first parts."""
+    """Return the models with the paths of their first parts."""
     draft = None
     if models.draft and facts.draft:
         draft = replace(models.draft, path=facts.draft.path)
@@ -295,7 +294,7 @@ def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
 
 
 def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:
-    """Is the draft the same file as the target, at the same place, so that weights are shared?"""
+    """Tell whether target and draft can share weights: one file on the same devices."""
     return draft.path.samefile(target.path) and target.params.same_place(draft.params)
 
 

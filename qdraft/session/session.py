@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Texts of one pair, one after another, as in a chat. Use as a context manager, or ``close``.
+    """Texts of one pair, one after another, as in a chat; ``Pair.session`` opens it.
 
     A session keeps its sequences from text to text: of a new prompt, target and draft read only
-    the tokens after the longest prefix that their caches hold already. ``Pair.session`` opens one.
+    the tokens after the longest prefix that their caches hold already. Use it as a context
+    manager, or call ``close``.
     """
 
     def __init__(self, pair: Pair, *, keep: bool = True) -> None:
@@ -31,7 +32,7 @@ class Session:
         self._keep = keep
         self._sequences: Sequences | None = None
         self._drafters: dict[str, Drafter] = {}
-        self._model: ModelDrafter | None = None  # one for all kinds: it knows its cells
+        self._model: ModelDrafter | None = None  # one for all kinds, because it knows its cells
         self._running: Generation | None = None
 
     @property
@@ -49,7 +50,7 @@ class Session:
     ) -> Generation:
         """Start a text after ``prompt``, which is text or token ids; see ``Pair.generate``.
 
-        The text before must have ended. Token ids are taken as they are, without chat template.
+        The text before must have ended. Token ids get no chat template.
         """
         if isinstance(prompt, str):
             tokens = encode_prompt(self._pair.vocab, prompt, system=system, raw=raw)
@@ -60,7 +61,7 @@ class Session:
         return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
 
     def start(self, text: Generation) -> Sequences:
-        """The sequences for a text that begins; the caller holds the pair's lock.
+        """Return the sequences for a text that begins; the caller holds the pair's lock.
 
         Raises EngineError if another text of this session has not ended, or if the contexts have
         no sequence left.
@@ -77,7 +78,7 @@ class Session:
         return self._sequences
 
     def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
-        """The drafter for a text whose drafts have up to ``n_most`` tokens.
+        """Return the drafter for a text whose drafts have up to ``n_most`` tokens.
 
         Raises PairError if the target cannot take tokens back, and UsageError if the drafter needs
         a draft model and there is none.
@@ -90,7 +91,7 @@ class Session:
         return self._drafters[params.drafter]
 
     def model_drafter(self) -> ModelDrafter | None:
-        """The one drafter with the draft model, which knows the cells of its sequence."""
+        """Return the one drafter with the draft model; None without sequences or a draft."""
         sequences = self._sequences
         if self._model is None and sequences is not None and sequences.draft is not None:
             n_vocab = self._pair.vocab.n_tokens
@@ -98,9 +99,9 @@ class Session:
         return self._model
 
     def end(self, text: Generation, *, intact: bool) -> None:
-        """Take note that a text has ended; the caller holds the pair's lock.
+        """Note that a text has ended; the caller holds the pair's lock.
 
-        Caches that are not ``intact`` are given back, as they always are without ``keep``.
+        The session gives its cells back if they are not ``intact``, and always without ``keep``.
         """
         if self._running is text:
             self._running = None

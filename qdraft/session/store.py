@@ -1,4 +1,4 @@
-"""Figures that were measured on this machine, stored for later runs of the same files."""
+"""Figures that qdraft has measured on this machine, stored for later runs of the same files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def describe_machine(n_threads: int = 0) -> dict[str, Any]:
-    """The machine, build, threads and date of a report's figures, by the keys of its JSON."""
+    """Return machine, build, threads and date of a report's figures, by the keys of its JSON."""
     return {
         "date": date.today().isoformat(),
         "cpu": cpu_name(),
@@ -41,20 +41,20 @@ def describe_machine(n_threads: int = 0) -> dict[str, Any]:
 
 
 def file_facts(path: Path, params: EngineParams) -> str:
-    """What costs and numerics of a loaded file depend on, except for the machine: a key."""
+    """Return a key of what costs and logits of a file depend on, except for the machine."""
     stat = path.stat()
     n_threads = params.n_threads or default_threads()
-    how = replace(
+    resolved = replace(
         params,
         n_ctx=None,
         n_threads=n_threads,
         n_threads_batch=params.n_threads_batch or n_threads,
     )
-    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {how}"
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {resolved}"
 
 
 def store_path(kind: str, *facts: str) -> Path:
-    """Where figures of one kind are stored for these ``facts``, this build and these devices."""
+    """Return the file for figures of one kind, for these ``facts``, this build and its devices."""
     others = [f"{device.name} {device.description}" for device in devices() if device.kind != "cpu"]
     key = "\n".join((*facts, build_id(), cpu_id(), *others))
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
@@ -62,7 +62,7 @@ def store_path(kind: str, *facts: str) -> Path:
 
 
 def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
-    """The stored cost table; an empty one if there is none or the file is damaged."""
+    """Return the stored cost table; an empty one if there is none or the file is damaged."""
     try:
         fields = _load(path)
         target_s = float(fields["target_s"])
@@ -83,15 +83,15 @@ def save_costs(path: Path, costs: CostTable) -> None:
 
 
 def find_bit_identity(target: TokenSequence, facts: str, n_most: int, *, n_ctx: int) -> BitIdentity:
-    """The stored result of ``probe_bit_identity`` under ``facts``, or that of a probe now.
+    """Return the stored result of ``probe_bit_identity`` for ``facts``; if there is none, probe.
 
-    A probe is stored if ``target`` has all ``n_ctx`` tokens of the context to itself.
+    This stores the result if ``target`` has all ``n_ctx`` tokens of the context to itself.
     """
     path = bit_identity_path(facts, n_most, n_ctx)
     stored = load_bit_identity(path)
     if stored is not None:
         return stored
-    log.info("trying which batches are bit-identical to one-token decoding (once)")
+    log.info("probing once which batches are bit-identical to one-token decoding")
     has_all = target.n_ctx == n_ctx
     probed = probe_bit_identity(target, n_most)
     if has_all:
@@ -100,12 +100,12 @@ def find_bit_identity(target: TokenSequence, facts: str, n_most: int, *, n_ctx: 
 
 
 def bit_identity_path(facts: str, n_most: int, n_ctx: int) -> Path:
-    """Where the result of a probe is stored."""
+    """Return the file for the result of a probe."""
     return store_path("exact", facts, f"{n_most} {min(n_ctx, DEEPEST)}")
 
 
 def load_bit_identity(path: Path) -> BitIdentity | None:
-    """The stored result of a probe; None if there is none or the file is damaged."""
+    """Return the stored result of a probe; None if there is none or the file is damaged."""
     try:
         fields = _load(path)
         stored = BitIdentity(int(fields["n_draft"]), fields["depth"], fields["difference"])

@@ -23,18 +23,18 @@ class TextVocab(Vocab, Protocol):
     def has_chat_template(self) -> bool: ...
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, special tokens included; with BOS if the model wants one."""
+        """Return the token ids of a text and its special tokens, with BOS if the model wants it."""
         ...
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The messages in the model's chat template, open for the assistant's turn."""
+        """Return the messages in the model's chat template, open for the assistant's turn."""
         ...
 
 
 def encode_prompt(
     vocab: TextVocab, prompt: str, *, system: str | None = None, raw: bool = False
 ) -> list[int]:
-    """The token ids of a prompt, in the model's chat template unless it has none or ``raw``.
+    """Return the token ids of a prompt, in the chat template unless there is none or ``raw``.
 
     If the text itself starts with the BOS that the tokenizer adds, only one of the two stays.
     Raises UsageError for an empty prompt, or for a system text without a template.
@@ -43,8 +43,8 @@ def encode_prompt(
     if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
         raise UsageError("the prompt is not valid UTF-8")
     if system is not None and not chat:
-        why = "--raw leaves the chat template out" if raw else "this model has no chat template"
-        raise UsageError(f"a system text needs a chat template, and {why}")
+        why = "--raw leaves it out" if raw else "this model has none"
+        raise UsageError(f"a system text needs a chat template, but {why}")
     if chat:
         messages = [] if system is None else [{"role": "system", "content": system}]
         prompt = vocab.render_chat([*messages, {"role": "user", "content": prompt}])
@@ -52,7 +52,7 @@ def encode_prompt(
     if len(tokens) > 1 and tokens[0] == tokens[1] == vocab.bos:
         del tokens[0]
     if not tokens:
-        raise UsageError("the prompt is empty", hint="give a text with -p, -f or on stdin")
+        raise UsageError("the prompt is empty", hint="give a text with -p, with -f or on stdin")
     return tokens
 
 
@@ -60,7 +60,7 @@ class TextReader:
     """Turns emitted tokens into printable text, one token at a time.
 
     A character is released with its last byte. Text that may begin a stop string is held back
-    until that is decided. All released text together equals the whole text decoded at once, cut
+    until that is certain. All released text together equals the whole text decoded at once, cut
     before the first stop string.
     """
 
@@ -89,11 +89,11 @@ class TextReader:
         return tuple(tokens), None
 
     def push(self, token: int) -> str:
-        """The text that this token releases; sets ``stopped`` if it completes a stop string."""
+        """Return the text that this token releases; set ``stopped`` if it ends a stop string."""
         return self._release(self._decoder.decode(self._vocab.piece(token)))
 
     def flush(self) -> str:
-        """The text that was held back when the text ended; a cut character becomes one U+FFFD."""
+        """Return the text that was held back at the end; a cut character becomes one U+FFFD."""
         text = "" if self.stopped else self._release(self._decoder.decode(b"", final=True))
         if not self.stopped:
             text, self._held = text + self._held, ""
@@ -111,7 +111,7 @@ class TextReader:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that begins ``stop``."""
+    """Return the length of the longest end of ``text`` that begins ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n
