@@ -122,7 +122,7 @@ class TestQuantize:
     def test_failure_leaves_nothing_and_gives_the_reason(self, tmp_path: Path) -> None:
         bad = tmp_path / "bad.gguf"
         bad.write_bytes(b"GGUF" + bytes(100))
-        with pytest.raises(EngineError, match=r"could not quantize .*bad\.gguf: \S+"):
+        with pytest.raises(EngineError, match=r"cannot quantize .*bad\.gguf: \S+"):
             quantize(bad, tmp_path / "out.gguf", Recipe("F16"), threads=1)
         assert list(tmp_path.iterdir()) == [bad]
 

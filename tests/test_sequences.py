@@ -154,7 +154,7 @@ def test_a_cache_without_room_is_a_context_error(path: Path) -> None:
         sequence = context.sequence()
         sequence.eval(TEXTS[0], 0)
         sequence.eval([4] * 200, 0)
-        with pytest.raises(ContextError, match="100 more tokens do not fit"):
+        with pytest.raises(ContextError, match="has no room for 100 more"):
             sequence.eval([4] * 100, 1)
         assert list(sequence.tokens) == TEXTS[0] + [4] * 200
         assert sequence.eval([5], 1).shape == (1, context.vocab.n_tokens)
