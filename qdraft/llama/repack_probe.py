@@ -72,7 +72,7 @@ def ask(store: Path, key: str, run: Run) -> bool:
     crashed = status < 0 or status in (0xC000001D, 128 + 4)
     if status and not crashed:
         log.warning(
-            "the probe of repacked weights failed with status %d; this run does not use them",
+            "the probe of repacked weights failed with status %d; they stay off in this run",
             status,
         )
         return False

@@ -45,7 +45,7 @@ class Learning:
         n = max(context.n_threads for context in contexts)
         slower = f"decoding takes {self._contention.times_slower:.0f} times as long as before"
         if n == 1:
-            log.warning("%s: other programs are using the CPU; continuing with 1 thread", slower)
+            log.warning("%s: other programs are using the CPU; there is 1 thread already", slower)
             self._contention = None
             return
         threads = f"{n // 2} thread{'s' if n // 2 > 1 else ''}"
