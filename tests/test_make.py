@@ -334,7 +334,7 @@ class TestCommand:
         broken.write_bytes(b"GGUF")
         done = invoke("make", str(target), "--imatrix", str(broken))
         assert done.returncode == 3
-        assert "not an importance matrix" in " ".join(done.stderr.split())
+        assert "is not an importance matrix" in " ".join(done.stderr.split())
 
     def test_two_bit_i_quants_need_a_matrix(self, target: Path, tmp_path: Path) -> None:
         """The error quotes llama.cpp, and no file is left behind.

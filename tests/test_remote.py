@@ -168,10 +168,10 @@ class TestPlacement:
         said = qdraft("run", *files, *SHORT, "--rpc", far, "-ngl", "9").stderr
         assert "placed   target 9 layers on RPC0 (" in said
         assert "draft 31 layers on CPU" in said
-        told = json.loads(qdraft("devices", "--rpc", far, "--json").stdout)
-        assert {"RPC0", "CPU"} == {one["name"] for one in told["devices"]}
-        assert next(d for d in told["devices"] if d["name"] == "RPC0")["remote"]
-        assert not told["build"]["gpu_offload"]
+        report = json.loads(qdraft("devices", "--rpc", far, "--json").stdout)
+        assert {"RPC0", "CPU"} == {device["name"] for device in report["devices"]}
+        assert next(d for d in report["devices"] if d["name"] == "RPC0")["remote"]
+        assert not report["build"]["gpu_offload"]
 
     def test_what_is_refused_before_loading(self, far: str, files: Files) -> None:
         refused = (
