@@ -244,7 +244,7 @@ def _choice_of_both(
 def _most(
     needs: Needs, rooms: Sequence[Room], n: int | None, taken: Sequence[Share] = ()
 ) -> Counts | None:
-    """Return the most layers of a draft that fit beside ``taken``; with ``n``, exactly that many."""
+    """Return the most layers of a draft that fit beside ``taken``; with ``n``, that many."""
     allowed = [room.for_draft for room in rooms]
     sizes = [room.n_bytes if room.for_draft else 0 for room in rooms]
     left = _left(sizes, taken) if taken else sizes
