@@ -115,5 +115,5 @@ class TestPrompt:
         assert encode_prompt(vocab, "a", system="b") == [1, 2, 0]
         with pytest.raises(UsageError, match="--raw"):
             encode_prompt(vocab, "a", system="b", raw=True)
-        with pytest.raises(UsageError, match="no chat template"):
+        with pytest.raises(UsageError, match="this model has none"):
             encode_prompt(BYTES, "a", system="b")
