@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
+from qdraft.decoding.rates import Counts
 
 Rows = Sequence[dict[str, Any]]
 Q4, Q2 = "F16 + Q4_K_M", "F16 + Q2_K-im"
@@ -63,6 +64,13 @@ def _timed(row: dict[str, Any]) -> TimedText:
     return TimedText(row["n_tokens"], row["seconds"])
 
 
+def _counts(rows: Rows) -> Counts:
+    """What became of the draft tokens; a round emits those accepted and the token after them."""
+    names = ("n_rounds", "n_drafted", "n_tested", "n_accepted")
+    n_rounds, n_drafted, n_tested, n_accepted = (sum(r[name] for r in rows) for name in names)
+    return Counts(n_rounds, n_drafted, n_tested, n_accepted, n_emitted=n_accepted + n_rounds)
+
+
 def of_kind(rows: Rows, pair: str, kind: str) -> float:
     """qdraft over the target alone for one kind of prompt, all temperatures together."""
     chosen = select(rows, pair=pair, kind=kind)
@@ -113,8 +121,7 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
             for name in dict.fromkeys(r["contender"] for r in chosen):
                 own = select(chosen, contender=name)
                 sure = interval(own, alone)
-                drafted, accepted = (sum(r[k] for r in own) for k in ("n_drafted", "n_accepted"))
-                tested, rounds = (sum(r[k] for r in own) for k in ("n_tested", "n_rounds"))
+                counts = _counts(own)
                 out.append(
                     [
                         pair,
@@ -123,9 +130,9 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
                         f"{speed(own):.1f}",
                         f"{sure.value:.2f}",
                         "" if sure.low is None else f"{sure.low:.2f} to {sure.high:.2f}",
-                        f"{accepted / tested:.3f}" if tested else "",
-                        f"{accepted / drafted:.3f}" if drafted else "",
-                        f"{1 + accepted / rounds:.2f}" if rounds else "",
+                        "" if counts.alpha is None else f"{counts.alpha:.3f}",
+                        "" if counts.draft_yield is None else f"{counts.draft_yield:.3f}",
+                        "" if counts.tau is None else f"{counts.tau:.2f}",
                     ]
                 )
     return out

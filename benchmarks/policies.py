@@ -13,13 +13,14 @@ import argparse
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rig import rig
 
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.decoding.policy.learned import Learned
+from qdraft.decoding.rates import Counts, count
 from qdraft.llama.native import library_version
 from qdraft.session.generation import Generation
 
@@ -35,7 +36,7 @@ POLICIES = {
     "fixed 2": DecodeParams(draft_policy="fixed", n_draft=2),
     "fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
     "auto": DecodeParams(),
-    "auto, block": DecodeParams(verification="block"),
+    "auto, token": DecodeParams(verification="token"),
 }
 
 
@@ -45,18 +46,14 @@ class Total:
 
     n_tokens: int = 0
     seconds: float = 0.0
-    n_accepted: int = 0
-    n_tested: int = 0
-    n_drafted: int = 0
+    counts: Counts = field(default_factory=Counts)
     ttft_s: float = 0.0
 
     def add(self, text: Generation, seconds: float) -> None:
         summary = text.summary
         self.n_tokens += len(text.tokens)
         self.seconds += seconds
-        self.n_accepted += summary.n_accepted
-        self.n_tested += summary.n_tested
-        self.n_drafted += summary.n_drafted
+        self.counts += count([r for r in text.rounds if not r.n_prompt])
         self.ttft_s += summary.ttft_s or 0.0
 
     @property
@@ -67,8 +64,8 @@ class Total:
         """The ratio to ``alone`` tokens a second, the rates, and the mean time to first token."""
         return {
             "x": self.per_second / alone,
-            "alpha": self.n_accepted / self.n_tested if self.n_tested else 0.0,
-            "draft_yield": self.n_accepted / self.n_drafted if self.n_drafted else 0.0,
+            "alpha": self.counts.alpha or 0.0,
+            "draft_yield": self.counts.draft_yield or 0.0,
             "ttft_s": self.ttft_s / len(PROMPTS),
         }
 

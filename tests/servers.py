@@ -99,8 +99,8 @@ class Relay:
                 self._open.append(near)
                 far = socket.create_connection(self._to)
                 self._open.append(far)
-                for one in (near, far):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for end in (near, far):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._pump(near, far)
                 self._pump(far, near)
 
@@ -132,13 +132,13 @@ class Relay:
             self._start(work)
 
     def close(self) -> None:
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(timeout=5)
-        for one in self._open:
-            one.close()
+        for connection in self._open:
+            connection.close()
 
 
 @contextlib.contextmanager

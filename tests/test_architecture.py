@@ -13,6 +13,10 @@ import qdraft
 
 PACKAGE = Path(qdraft.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+ROOT = Path(__file__).parent.parent
+ALL_FILES = FILES + sorted(
+    f for folder in ("tests", "benchmarks", "examples") for f in (ROOT / folder).rglob("*.py")
+)
 
 # A module imports from lower layers and from its own package, never from a package beside it.
 LAYERS = [
@@ -45,17 +49,19 @@ def name_of(path: Path) -> str:
 
 
 def imports(path: Path) -> list[str]:
-    found = []
+    imported = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            imported += [f"{node.module}.{alias.name}" for alias in node.names]
+    return imported
 
 
 def ids(path: Path) -> str:
-    return name_of(path)
+    if path.is_relative_to(PACKAGE):
+        return name_of(path)
+    return path.relative_to(ROOT).as_posix()
 
 
 def upward(name: str, targets: list[str]) -> list[str]:
@@ -88,28 +94,34 @@ def test_every_layer_can_fail(place: int) -> None:
         assert upward(f"{above}.module", [f"qdraft.{neighbour}.other"])
 
 
+def imported_modules(path: Path, names: set[str]) -> set[str]:
+    """Those modules of ``names`` that a file imports when it is run."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    modules = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node in for_types:
+            continue
+        if node.module and node.module.startswith("qdraft"):
+            module = node.module.removeprefix("qdraft.")
+            members = {f"{module}.{alias.name}".removeprefix("qdraft.") for alias in node.names}
+            modules |= {member if member in names else module for member in members}
+    return modules & names
+
+
 def test_few_modules_at_the_top() -> None:
     assert {name_of(f) for f in FILES if f.parent == PACKAGE and f.name != "__init__.py"} <= TOP
 
 
 def test_no_import_cycles() -> None:
-    """Between modules, imports under TYPE_CHECKING aside."""
+    """Between modules, also by imports inside functions; those under TYPE_CHECKING aside."""
     names = {name_of(f) for f in FILES}
-    arrows = {}
-    for f in FILES:
-        tree = ast.parse(f.read_text(encoding="utf-8"))
-        found = set()
-        for node in tree.body:
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module
-                and node.module.startswith("qdraft")
-            ):
-                for alias in node.names:
-                    whole = f"{node.module}.{alias.name}".removeprefix("qdraft.")
-                    module = node.module.removeprefix("qdraft.")
-                    found.add(whole if whole in names else module)
-        arrows[name_of(f)] = found & names
+    arrows = {name_of(f): imported_modules(f, names) for f in FILES}
     done: set[str] = set()
 
     def walk(name: str, path: tuple[str, ...]) -> None:
@@ -155,8 +167,9 @@ def test_no_clock_print_environment_or_global_randomness(path: Path) -> None:
         if isinstance(node, (ast.Name, ast.Attribute))
     }
     assert not {u for u in used if u == "print" or u.startswith("np.random.")} - {
-        "np.random.Generator", "np.random.PCG64",
-    }  # fmt: skip
+        "np.random.Generator",
+        "np.random.PCG64",
+    }
 
 
 def test_product_code_does_not_import_testing() -> None:
@@ -192,7 +205,7 @@ def test_the_loop_fits_one_screen_and_names_its_stages() -> None:
 WORDS = {"found", "one", "told"}  # names that say nothing of what they hold
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
+@pytest.mark.parametrize("path", ALL_FILES, ids=ids)
 def test_names_say_what_they_hold(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     stored = {
@@ -203,10 +216,10 @@ def test_names_say_what_they_hold(path: Path) -> None:
     assert not (stored | arguments | functions) & WORDS
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
+@pytest.mark.parametrize("path", ALL_FILES, ids=ids)
 def test_the_formatter_is_never_switched_off(path: Path) -> None:
-    assert "fmt: skip" not in path.read_text(encoding="utf-8")
-    assert "fmt: off" not in path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    assert not [switch for switch in ("skip", "off") if f"fmt: {switch}" in text]
 
 
 def test_importing_the_package_is_quick() -> None:

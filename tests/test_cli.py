@@ -214,9 +214,9 @@ class TestRun:
         https://github.com/abetlen/llama-cpp-python/issues/1809
         """
         first = qdraft("run", *PROMPT, *FIXED, "-n", "24", "--temp", "1.5")
-        found = re.search(r"seed (\d+)", first.stderr)
-        assert found
-        again = qdraft("run", *PROMPT, *FIXED, "-n", "24", "--temp", "1.5", "--seed", found[1])
+        printed = re.search(r"seed (\d+)", first.stderr)
+        assert printed
+        again = qdraft("run", *PROMPT, *FIXED, "-n", "24", "--temp", "1.5", "--seed", printed[1])
         other = qdraft("run", *PROMPT, *FIXED, "-n", "24", "--temp", "1.5")
         assert first.stdout == again.stdout != other.stdout
 
@@ -350,11 +350,27 @@ class TestRun:
     @pytest.mark.parametrize("as_json", [False, True])
     def test_a_stream_without_unicode(self, as_json: bool) -> None:
         result = subprocess.run(
-            [sys.executable, "-m", "qdraft", "run", "--raw", "-p", "日本語 🦙 means", "-n", "30",
-             "--temp", "0", "--quiet", *(["--json"] if as_json else [])],
+            [
+                sys.executable,
+                "-m",
+                "qdraft",
+                "run",
+                "--raw",
+                "-p",
+                "日本語 🦙 means",
+                "-n",
+                "30",
+                "--temp",
+                "0",
+                "--quiet",
+                *(["--json"] if as_json else []),
+            ],
             env={**os.environ, "PYTHONIOENCODING": "cp1252"},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
         assert result.returncode == 0, result.stderr
         assert result.stderr == b""
         if as_json:
@@ -373,8 +389,13 @@ class TestRun:
         )
         full = subprocess.run(
             f"{sys.executable} -m qdraft run -p hello -n 4 --quiet > /dev/full",
-            shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert full.returncode == 1
         assert full.stderr == "error: No space left on device\n"
 

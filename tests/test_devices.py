@@ -18,11 +18,11 @@ from qdraft.render.devices import gpu_hints
 
 
 def test_the_cpu_is_a_device() -> None:
-    cpu = next(one for one in devices() if one.kind == "cpu")
+    cpu = next(device for device in devices() if device.kind == "cpu")
     assert cpu.total >= cpu.free > 2**28
     if hasattr(os, "sysconf"):
         assert cpu.total == pytest.approx(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    assert {one.kind for one in devices()} <= set(KINDS)
+    assert {device.kind for device in devices()} <= set(KINDS)
 
 
 def test_the_build_is_what_the_binding_says() -> None:

@@ -18,10 +18,10 @@ from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.host import cpu_id, default_threads
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.native import build_id, library_version
+from qdraft.llama.native import build_id, lib, library_version
 from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, quantize
-from qdraft.llama.repack_probe import _run_child, ask
+from qdraft.llama.repack_probe import ask, run_child
 from qdraft.llama.spec import PairSpec
 from qdraft.llama.vocab import require_same_vocab
 from qdraft.session.pair import Pair
@@ -53,7 +53,7 @@ class TestExtraBuffers:
         if sys.platform == "win32":
             pytest.skip("signals of this kind are POSIX")
         die = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-        run = lambda command: _run_child([sys.executable, "-c", die])  # noqa: E731
+        run = lambda command: run_child([sys.executable, "-c", die])  # noqa: E731
         assert ask(tmp_path / "kept.json", "key", run) is False
         assert json.loads((tmp_path / "kept.json").read_text()) == {"key": False}
 
@@ -69,7 +69,7 @@ class TestExtraBuffers:
         statuses = []
 
         def run(command: Sequence[str]) -> int:
-            statuses.append(_run_child(command))
+            statuses.append(run_child(command))
             return statuses[-1]
 
         assert ask(tmp_path / "kept.json", "key", run) is (statuses[0] == 0)
@@ -149,29 +149,29 @@ class TestSameVocabulary:
     tokens = ("<s>", "</s>", "a", "b", "ab")
 
     def test_same(self, tmp_path: Path) -> None:
-        one = tiny_model(tmp_path / "1.gguf", self.tokens)
-        require_same_vocab(one.vocab, tiny_model(tmp_path / "2.gguf", self.tokens).vocab)
+        first = tiny_model(tmp_path / "1.gguf", self.tokens)
+        require_same_vocab(first.vocab, tiny_model(tmp_path / "2.gguf", self.tokens).vocab)
 
     def test_first_difference(self, tmp_path: Path) -> None:
-        one = tiny_model(tmp_path / "1.gguf", self.tokens)
-        two = tiny_model(tmp_path / "2.gguf", ("<s>", "</s>", "a", "X", "Y"))
+        first = tiny_model(tmp_path / "1.gguf", self.tokens)
+        second = tiny_model(tmp_path / "2.gguf", ("<s>", "</s>", "a", "X", "Y"))
         with pytest.raises(PairError, match="token 3 is 'b' in the target, 'X' in the draft"):
-            require_same_vocab(one.vocab, two.vocab)
+            require_same_vocab(first.vocab, second.vocab)
 
     def test_special_ids(self, tmp_path: Path) -> None:
-        one = tiny_model(tmp_path / "1.gguf", self.tokens)
-        two = tiny_model(tmp_path / "2.gguf", self.tokens, eos=2)
+        first = tiny_model(tmp_path / "1.gguf", self.tokens)
+        second = tiny_model(tmp_path / "2.gguf", self.tokens, eos=2)
         with pytest.raises(PairError, match="eos is 1 in the target, 2 in the draft"):
-            require_same_vocab(one.vocab, two.vocab)
+            require_same_vocab(first.vocab, second.vocab)
 
     def test_padding_may_differ_but_real_tokens_may_not(self, tmp_path: Path) -> None:
-        one = tiny_model(tmp_path / "1.gguf", self.tokens)
+        first = tiny_model(tmp_path / "1.gguf", self.tokens)
         padded = tiny_model(tmp_path / "2.gguf", (*self.tokens, "[PAD5]", "[PAD6]"), unused=[5, 6])
-        require_same_vocab(one.vocab, padded.vocab)
-        require_same_vocab(padded.vocab, one.vocab)
+        require_same_vocab(first.vocab, padded.vocab)
+        require_same_vocab(padded.vocab, first.vocab)
         longer = tiny_model(tmp_path / "3.gguf", (*self.tokens, "new"))
         with pytest.raises(PairError, match="token 5, 'new', is only in the draft"):
-            require_same_vocab(one.vocab, longer.vocab)
+            require_same_vocab(first.vocab, longer.vocab)
 
 
 class TestRecurrent:
@@ -264,7 +264,7 @@ def test_an_interrupt_waits_for_the_decode(tmp_path: Path, monkeypatch: pytest.M
     model = LlamaModel(tiny.mixture(tmp_path / "m.gguf"), EngineParams())
     context = LlamaContext(model, EngineParams(n_ctx=64))
     engine = context.sequence()
-    library = context._lib
+    library = lib()
     decode = library.llama_decode
 
     def interrupted(*args: object) -> int:

@@ -189,9 +189,15 @@ def test_law_under_a_processor_of_ones_own(block: bool) -> None:
 
     def program(rng: Rng) -> tuple[int, ...]:
         rounds = run(
-            engine(3), model_drafter(3), params=PLAIN, n_predict=4, n_draft=2, rng=rng,
-            block=block, processors=[NeverTwice()],
-        )  # fmt: skip
+            engine(3),
+            model_drafter(3),
+            params=PLAIN,
+            n_predict=4,
+            n_draft=2,
+            rng=rng,
+            block=block,
+            processors=[NeverTwice()],
+        )
         return tuple(tokens_of(list(rounds)))
 
     law = enumerate_law(program)

@@ -96,10 +96,10 @@ def test_acceptance_at_the_first_place_does_not_depend_on_n_draft() -> None:
         rounds = run(engine(), model_drafter(blend=0.5), n_predict=400, n_draft=n_draft)
         return {r.n_context: r.n_accepted > 0 for r in rounds if r.n_draft}
 
-    one, four = first_place(1), first_place(4)
-    shared = one.keys() & four.keys()
+    of_1, of_4 = first_place(1), first_place(4)
+    shared = of_1.keys() & of_4.keys()
     assert len(shared) > 50
-    assert {k: one[k] for k in shared} == {k: four[k] for k in shared}
+    assert {k: of_1[k] for k in shared} == {k: of_4[k] for k in shared}
 
 
 @pytest.mark.parametrize("plain_every", [2, 3, 5])
@@ -371,9 +371,15 @@ class TestSteps:
 
     def decoding(self, prompt: tuple[int, ...], target: FakeSequence | None = None) -> Decoding:
         return Decoding(
-            target or engine(), model_drafter(), prompt, Sampler(PLAIN, 8), FixedSchedule(4),
-            SeededRng(len(prompt)), FakeClock(), n_predict=60,
-        )  # fmt: skip
+            target or engine(),
+            model_drafter(),
+            prompt,
+            Sampler(PLAIN, 8),
+            FixedSchedule(4),
+            SeededRng(len(prompt)),
+            FakeClock(),
+            n_predict=60,
+        )
 
     def test_texts_that_take_turns_are_those_of_one_after_the_other(self) -> None:
         alone = [tokens_of(list(self.decoding(prompt))) for prompt in self.prompts]
@@ -457,10 +463,10 @@ class TestCheck:
         logits = table_logits(8, 7)((1, 0, 2, *tokens_of(rounds)[:place]))
         planted = int(np.argsort(logits)[-2])
         rounds[3] = replace(rounds[3], tokens=(planted, *rounds[3].tokens[1:]))
-        found = check(engine(), (1, 0, 2), rounds, self.sampler)
-        assert (found.same, found.fork, found.explained) == (False, place, False)
-        assert found.margin == pytest.approx(float(np.max(logits) - logits[planted]), abs=1e-5)
-        assert found.noise == 0
+        result = check(engine(), (1, 0, 2), rounds, self.sampler)
+        assert (result.same, result.fork, result.explained) == (False, place, False)
+        assert result.margin == pytest.approx(float(np.max(logits) - logits[planted]), abs=1e-5)
+        assert result.noise == 0
 
     def test_numerics_explain_a_fork_within_the_noise(self) -> None:
         """An engine whose rows differ a little in batches, as llama.cpp's do."""
@@ -475,16 +481,16 @@ class TestCheck:
 
         prompt = (1,)  # read alone by both
         rounds = list(run(noisy(), model_drafter(), n_predict=400, prompt=prompt))
-        found = check(noisy(), prompt, rounds, self.sampler)
-        assert found.fork is not None
-        assert found.margin is not None
-        assert 0 < found.margin <= 0.8 + 1e-5
-        assert found.noise == pytest.approx(0.4, abs=1e-5)
-        assert found.explained
+        result = check(noisy(), prompt, rounds, self.sampler)
+        assert result.fork is not None
+        assert result.margin is not None
+        assert 0 < result.margin <= 0.8 + 1e-5
+        assert result.noise == pytest.approx(0.4, abs=1e-5)
+        assert result.explained
         plain = tokens_of(list(run(noisy(), NoDrafter(), n_predict=400, prompt=prompt)))
         emitted = tokens_of(rounds)
-        assert plain[: found.fork] == emitted[: found.fork]
-        assert plain[found.fork] != emitted[found.fork]
+        assert plain[: result.fork] == emitted[: result.fork]
+        assert plain[result.fork] != emitted[result.fork]
 
     def test_a_sampled_token_outside_the_support_is_found(self) -> None:
         params = SamplingParams(temperature=1, top_k=2, top_p=1, min_p=0)

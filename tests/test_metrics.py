@@ -160,8 +160,8 @@ def test_the_predicted_speedup_is_the_cost_models() -> None:
     assert summary.predicted_speedup == pytest.approx(tokens / (2 + 10 * (3 * 0.3 + 1.5)))
     # a table of earlier runs stands in where this text has no round without a draft
     costs = CostTable(Costs({"model": 0.3}, {4: 1.5}, 1.0))
-    told = summarize([PROMPT, *rounds[3:]], costs=costs, source="model")
-    assert told.predicted_speedup == pytest.approx(expected_tokens(2 / 3, 3) / 2.4)
+    filled = summarize([PROMPT, *rounds[3:]], costs=costs, source="model")
+    assert filled.predicted_speedup == pytest.approx(expected_tokens(2 / 3, 3) / 2.4)
     assert summarize([PROMPT, alone]).predicted_speedup is None
 
 

@@ -74,9 +74,15 @@ def test_greedy_text_is_the_targets() -> None:
 def test_the_law_is_the_targets(block: bool) -> None:
     def program(rng: Rng) -> tuple[int, ...]:
         rounds = run(
-            engine(3), NgramDrafter(), params=PLAIN, n_predict=4, n_draft=2, rng=rng, block=block,
+            engine(3),
+            NgramDrafter(),
+            params=PLAIN,
+            n_predict=4,
+            n_draft=2,
+            rng=rng,
+            block=block,
             prompt=(1, 2, 0, 1, 2),
-        )  # fmt: skip
+        )
         return tuple(tokens_of(list(rounds)))
 
     assert distance(enumerate_law(program), target_law(PLAIN, 3, 4, prompt=(1, 2, 0, 1, 2))) < 1e-12
@@ -105,10 +111,18 @@ class TestHybrid:
         prompt = (1, 2, 0, 1, 2)
 
         def program(rng: Rng) -> tuple[int, ...]:
-            rounds = list(run(
-                engine(3), self.drafter(), params=PLAIN, n_predict=4, n_draft=2, rng=rng,
-                block=block, prompt=prompt,
-            ))  # fmt: skip
+            rounds = list(
+                run(
+                    engine(3),
+                    self.drafter(),
+                    params=PLAIN,
+                    n_predict=4,
+                    n_draft=2,
+                    rng=rng,
+                    block=block,
+                    prompt=prompt,
+                )
+            )
             sources.update(r.source for r in rounds)
             return tuple(tokens_of(rounds))
 

@@ -19,8 +19,8 @@ from qdraft.study.chart_data import BarChart, Line, LineChart, costs_chart, line
 
 CURVES = LineChart(
     "A curve",
-    "x",
-    "y",
+    "width (rows)",
+    "time (ms)",
     (
         line_of("measured", [(2, 1.0), (1, 2.0), (3, None)]),
         Line("other", (1, 2), (1, 1), (0, 0), (2, 2)),
@@ -29,7 +29,8 @@ CURVES = LineChart(
 )
 BARS = BarChart(
     "Some bars",
-    "times",
+    "speed (times)",
+    "kind of task",
     ("code", "a story"),
     {"achieved": (1.2, None), "predicted": (0.5, 2.0)},
     1.0,
@@ -52,6 +53,12 @@ class TestPictures:
         assert any(re.search(r"code\s+#+\|#* .*1\.2$", line) for line in lines)
         assert any(re.search(r"a story\s+.*n/a$", line) for line in lines)
         assert lines[-1].endswith("| = 1")
+
+    @pytest.mark.parametrize("chart", [CURVES, BARS], ids=["curves", "bars"])
+    def test_both_axes_are_labelled(self, chart: LineChart | BarChart) -> None:
+        for drawn in (draw_text(chart), draw_svg(chart)):
+            assert chart.x_label in drawn
+            assert chart.y_label in drawn
 
     def test_lines_are_told_apart_by_their_marks(self) -> None:
         text = draw_text(CURVES)

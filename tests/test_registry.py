@@ -31,7 +31,7 @@ def test_shipped_pairs() -> None:
 
 def test_the_shipped_file_is_the_one_at_the_top() -> None:
     top = Path(__file__).parent.parent / "models.yaml"
-    assert registry._shipped().read_bytes() == top.read_bytes()
+    assert registry.shipped_path().read_bytes() == top.read_bytes()
 
 
 def test_unknown_pair_names_the_known_ones() -> None:

@@ -255,8 +255,8 @@ class TestPlan:
         require_rpc()
         with server() as (second, _):
             both = ("--rpc", f"{far},{second}", "-c", "512")
-            told = qdraft("plan", *files, *both, "--vram", "60M,70M", "--json")
-            plan = json.loads(told.stdout)
+            planned = qdraft("plan", *files, *both, "--vram", "60M,70M", "--json")
+            plan = json.loads(planned.stdout)
             counts = {use["device"]: use["target"]["n_layers"] for use in plan["devices"]}
             assert all(0 < n < 31 for n in counts.values()), counts
             report = run_json(*files, *SHORT, *plan["run"].split())
@@ -272,8 +272,8 @@ class TestPlan:
         if not Path("/proc/self/status").exists():
             pytest.skip("needs /proc")
         with server() as (_, process):
-            told = Path(f"/proc/{process.pid}/status").read_text()
-        most = int(told.split("VmPeak:")[1].split()[0]) + 200_000  # kB; all of it takes 300 MB
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        most = int(status.split("VmPeak:")[1].split()[0]) + 200_000  # kB; all of it takes 300 MB
         less = ("bash", "-c", f'ulimit -v {most}; exec "$@"', "-")
         with server(prefix=less) as (address, _):
             result = qdraft("run", *files, *SHORT, "--rpc", address, "-c", "8192", "--json")
@@ -379,12 +379,12 @@ def test_a_slow_link_makes_fewer_and_longer_rounds(far: str, smollm2: tuple[Path
     args = (*files, *SHORT, "-n", "120", "-p", "Count from 1 to 40.")
     relay = Relay(far, 0.015)
     try:
-        report = [run_json(*args, "--rpc", address) for address in (far, relay.address)]
+        reports = [run_json(*args, "--rpc", address) for address in (far, relay.address)]
     finally:
         relay.close()
-    near, slow = ([r["n_emitted"] for r in one["rounds"][12:]] for one in report)
+    near, slow = ([r["n_emitted"] for r in run["rounds"][12:]] for run in reports)
     assert sum(slow) / len(slow) > 1.3 * sum(near) / len(near)
-    assert "copying cells takes" in report[1]["kv"]["reason"]
+    assert "copying cells takes" in reports[1]["kv"]["reason"]
 
 
 def test_a_target_over_two_machines_and_a_cable_that_is_pulled(files: Files) -> None:

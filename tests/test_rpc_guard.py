@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from qdraft.errors import ServerError
 from qdraft.llama.rpc_guard import RpcGuard
 
+Callbacks = list[Callable[[bytes], None]]
+
 
 @pytest.fixture
-def line() -> RpcGuard:
+def callbacks() -> Callbacks:
+    """What ggml calls before it aborts, with its last words."""
+    return []
+
+
+@pytest.fixture
+def line(callbacks: Callbacks) -> RpcGuard:
     made = RpcGuard()
-    made.start(lambda callback: None)
+    made.start(callbacks.append)
     return made
 
 
@@ -49,12 +58,12 @@ def test_one_call_after_another(line: RpcGuard) -> None:
     assert order == ["slow", "next"]
 
 
-def test_an_abort_becomes_an_error_and_stays_one(line: RpcGuard) -> None:
+def test_an_abort_becomes_an_error_and_stays_one(line: RpcGuard, callbacks: Callbacks) -> None:
     """ggml's thread never returns from its callback: returning would end the process."""
     returned = threading.Event()
 
     def aborting() -> None:
-        line._aborting(b"/some/ggml-rpc.cpp:566: Remote RPC server crashed")
+        callbacks[0](b"/some/ggml-rpc.cpp:566: Remote RPC server crashed")
         returned.set()
 
     def call() -> None:
@@ -77,8 +86,8 @@ def test_silence_is_told_from_slowness(line: RpcGuard) -> None:
 
 
 def test_an_abort_that_nobody_waits_for_goes_its_way(
-    line: RpcGuard, capsys: pytest.CaptureFixture[str]
+    line: RpcGuard, callbacks: Callbacks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line._aborting(b"somewhere: a broken assertion")
+    callbacks[0](b"somewhere: a broken assertion")
     assert "a broken assertion" in capsys.readouterr().err
     assert line.call(divmod, 7, 2) == (3, 1)

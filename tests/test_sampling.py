@@ -233,11 +233,21 @@ def test_seeded_draws_follow_the_weights_and_never_hit_zero() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("top_k", -1), ("top_p", 0.0),
-        ("top_p", 1.1), ("min_p", -0.1), ("typical_p", 0.0), ("repeat_penalty", 0.0), ("repeat_last_n", -2),
-        ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.inf}), ("presence_penalty", math.nan),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("typical_p", 0.0),
+        ("repeat_penalty", 0.0),
+        ("repeat_last_n", -2),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: math.inf}),
+        ("presence_penalty", math.nan),
     ],
-)  # fmt: skip
+)
 def test_invalid_values_are_named(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]

@@ -76,8 +76,8 @@ class Machine:
         for model in (target, draft):
             model.clock = clock
 
-        def cost(one: float, width: int) -> float:
-            time = self.read * width if self.read and width > 20 else one
+        def cost(plain_s: float, width: int) -> float:
+            time = self.read * width if self.read and width > 20 else plain_s
             return time * rng.lognormal(0, self.noise)
 
         seen: set[int] = set()

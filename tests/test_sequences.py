@@ -134,17 +134,17 @@ def test_a_closed_sequence_refuses(path: Path) -> None:
 
 def test_sequences_share_the_room_of_the_context(path: Path) -> None:
     with opened(path) as context:
-        one, two = context.sequence(), context.sequence()
-        assert one.n_ctx == two.n_ctx == 256
-        one.eval([2] * 200, 0)
-        assert (one.n_ctx, two.n_ctx) == (256, 56)
+        first, second = context.sequence(), context.sequence()
+        assert first.n_ctx == second.n_ctx == 256
+        first.eval([2] * 200, 0)
+        assert (first.n_ctx, second.n_ctx) == (256, 56)
         with pytest.raises(ContextError, match="57 tokens do not fit the context of 56"):
-            two.eval([3] * 57, 0)
-        two.eval([3] * 56, 0)
+            second.eval([3] * 57, 0)
+        second.eval([3] * 56, 0)
         with pytest.raises(ContextError):
-            one.eval([2], 1)
-        two.close()
-        one.eval([2] * 56, 0)
+            first.eval([2], 1)
+        second.close()
+        first.eval([2] * 56, 0)
 
 
 def test_a_cache_without_room_is_a_context_error(path: Path) -> None:
@@ -177,17 +177,17 @@ def test_keep_cuts_to_the_common_prefix(path: Path) -> None:
 
 def test_a_recurrent_model_keeps_all_or_nothing(tmp_path: Path) -> None:
     with opened(tiny.mamba(tmp_path / "mamba.gguf")) as context:
-        one, two = context.sequence(), context.sequence()
+        first, second = context.sequence(), context.sequence()
         with pytest.raises(EngineError, match="holds 2 sequences already"):
             context.sequence()
-        alone = one.eval(TEXTS[0], 1).copy()
-        two.eval(TEXTS[1], 0)
+        alone = first.eval(TEXTS[0], 1).copy()
+        second.eval(TEXTS[1], 0)
         with pytest.raises(RollbackError, match="cannot be cut to 3"):
-            one.truncate(3)
-        assert one.keep(TEXTS[0][:3]) == 0
-        np.testing.assert_allclose(one.eval(TEXTS[0], 1), alone, atol=1e-4)
-        assert one.keep([*TEXTS[0], 5]) == len(TEXTS[0])
-        assert list(two.tokens) == TEXTS[1]
+            first.truncate(3)
+        assert first.keep(TEXTS[0][:3]) == 0
+        np.testing.assert_allclose(first.eval(TEXTS[0], 1), alone, atol=1e-4)
+        assert first.keep([*TEXTS[0], 5]) == len(TEXTS[0])
+        assert list(second.tokens) == TEXTS[1]
 
 
 def test_cells_are_copied_between_interleaved_sequences(path: Path) -> None:

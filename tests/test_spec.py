@@ -24,6 +24,12 @@ def test_both_maps_those_that_are_there() -> None:
     assert Both[int](1).draft is None
 
 
+def test_two_are_zipped_by_model() -> None:
+    assert Both(1, 2).zip(Both("a", "b")) == Both((1, "a"), (2, "b"))
+    assert Both(1, 2).zip(Both("a")) == Both(1).zip(Both("a", "b")) == Both((1, "a"))
+    assert Both(0, 0).zip(Both("", "")) == Both((0, ""), (0, ""))  # not by truth
+
+
 def test_a_pair_by_its_files() -> None:
     params = EngineParams(n_ctx=64, n_gpu_layers=3)
     pair = PairSpec.of("t.gguf", Path("d.gguf"), params, EngineParams(), keep_draft=True)

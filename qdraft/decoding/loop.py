@@ -76,7 +76,7 @@ class Decoding:
         if n_prompt >= n_ctx:
             raise ContextError(
                 f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}",
-                hint="raise -c, or shorten the prompt; one place is needed for the answer",
+                hint="raise -c, or shorten the prompt; leave room for at least one token",
             )
         self.tokens = list(self.prompt)
         self.finish_reason = FinishReason.LENGTH if self.n_predict == 0 else None

@@ -52,7 +52,7 @@ _N_VOCAB = 64
 @lru_cache(maxsize=1)
 def extra_buffers_are_safe() -> bool:
     """Return the stored answer for this build and CPU; if there is none, try in a child process."""
-    return ask(cache_dir() / "extra-buffers.json", f"{build_id()} | {cpu_id()}", _run_child)
+    return ask(cache_dir() / "extra-buffers.json", f"{build_id()} | {cpu_id()}", run_child)
 
 
 def ask(store: Path, key: str, run: Run) -> bool:
@@ -99,7 +99,8 @@ def _read(store: Path) -> dict[str, bool]:
     return {key: value for key, value in answers if isinstance(value, bool)}
 
 
-def _run_child(command: Sequence[str]) -> int:
+def run_child(command: Sequence[str]) -> int:
+    """Run a command; return its exit status, or 1 if it takes more than two minutes."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120

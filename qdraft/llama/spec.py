@@ -12,6 +12,7 @@ from qdraft.llama.params import EngineParams
 
 T = TypeVar("T")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 SHARE_KV = ("auto", "on", "off")
 
@@ -32,6 +33,13 @@ class Both(Generic[T]):
     def map(self, function: Callable[[T], Result]) -> Both[Result]:
         """Return the results of ``function`` for the target's, and the draft's if there is one."""
         return Both(function(self.target), None if self.draft is None else function(self.draft))
+
+    def zip(self, other: Both[Other]) -> Both[tuple[T, Other]]:
+        """Pair target with target, and draft with draft if both have one."""
+        draft = None
+        if self.draft is not None and other.draft is not None:
+            draft = (self.draft, other.draft)
+        return Both((self.target, other.target), draft)
 
 
 @dataclass(frozen=True, slots=True)

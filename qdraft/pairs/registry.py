@@ -132,7 +132,7 @@ def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
     configuration directory. Only that last file may be missing; with ``new``, any of them may.
     Raises UsageError for a file that cannot be read, an unknown key, or an invalid entry.
     """
-    shipped = read(_shipped())
+    shipped = read(shipped_path())
     path = user_path(user_file)
     if (new or path == config_dir() / "models.yaml") and not path.exists():
         return shipped
@@ -188,7 +188,7 @@ def read_template(entry: Entry | None) -> str | None:
         raise UsageError(f"the template {entry.template} cannot be read: {why}") from error
 
 
-def _shipped() -> Path:
+def shipped_path() -> Path:
     """Return the shipped models.yaml: in the installed package, or at the top of the repository."""
     package = Path(__file__).parent.parent
     inside = package / "models.yaml"

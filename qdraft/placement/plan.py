@@ -128,11 +128,7 @@ class _Layout:
     def placed(self) -> list[tuple[Needs, Counts]]:
         """The needs and the layers of each model that is placed."""
         best = self.choices[0]
-        return [
-            (needs, counts)
-            for needs, counts in zip(self.needs, (best.target, best.draft), strict=False)
-            if counts is not None
-        ]
+        return list(self.needs.zip(Both(best.target, best.draft)))
 
 
 def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
@@ -242,8 +238,8 @@ def _lay_out(
         else None,
     )
     if site.estimated:
-        pairs = zip(wanted, counts, strict=False)
-        return _Layout(choices, wanted, placed, tuple(shares_of(of, n) for of, n in pairs))
+        estimated = tuple(shares_of(of, n) for of, n in wanted.zip(counts))
+        return _Layout(choices, wanted, placed, estimated)
     measured = placed.map(lambda model: dry_run(model.path, model.params).shares)
     shares = measured.map(
         lambda of_model: [of_model.get(device.name, Share()) for device in site.holders]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qdraft.decoding.intervals import Ratio
-from qdraft.decoding.rates import ratio
+from qdraft.decoding.rates import Counts
 from qdraft.render.tables import Entry, Sheet
 from qdraft.study.bench_rows import Bench, BenchRow
 from qdraft.study.chart_data import BarChart, Chart, costs_chart, places_chart, speed_chart
@@ -69,18 +69,20 @@ def charts(bench: Bench) -> list[Chart]:
     total = bench.total
     groups = [*bench.by_temperature, *bench.by_kind]
     names = tuple(row.kind if row.kind is not None else f"T {row.temperature:g}" for row in groups)
+    by = "temperature or kind of task"
     predicted = [None if row.predicted is None else Ratio(row.predicted) for row in groups]
     drawn: list[Chart] = [
         speed_chart(
             "Speed-up",
             "speed (times the target alone)",
+            by,
             names,
             {"achieved": [row.speedup for row in groups], "predicted": predicted},
         )
     ]
     if total.n_tested:
         alphas = {"alpha": tuple(row.alpha for row in groups)}
-        drawn.append(BarChart("Acceptance", "acceptance rate alpha", names, alphas))
+        drawn.append(BarChart("Acceptance", "acceptance rate alpha", by, names, alphas))
         drawn.append(places_chart(total.alpha_at))
     if bench.v:
         n_rounds = sum(total.rounds_by_accepted)
@@ -119,5 +121,5 @@ def _ends(speedup: Ratio | None) -> tuple[Entry, Entry, Entry]:
 
 
 def _source(name: str, counts: dict[str, int]) -> tuple[Entry, ...]:
-    tested, accepted = counts["n_tested"], counts["n_accepted"]
-    return (name, counts["n_drafted"], tested, accepted, ratio(accepted, tested))
+    known = Counts(**counts)
+    return (name, known.n_drafted, known.n_tested, known.n_accepted, known.alpha)

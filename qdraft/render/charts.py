@@ -48,7 +48,7 @@ def _bars_as_text(chart: BarChart) -> str:
     most = max([*values, chart.even or 0.0]) or 1.0
     width = max(map(len, chart.names), default=0)
     even = None if chart.even is None else round(_BAR * chart.even / most)
-    lines = [f"{chart.title}: {chart.x_label}"]
+    lines = [f"{chart.title}: {chart.x_label} by {chart.y_label}"]
     for label, group in chart.groups.items():
         if len(chart.groups) > 1:
             lines.append(f"  {label}")
@@ -222,6 +222,7 @@ def _draw_bars(axes: Any, chart: BarChart) -> None:
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
     if chart.even is not None:
         axes.axvline(chart.even, color=_INK, linewidth=1, linestyle=":")
     _add_title(axes, chart.title, n)

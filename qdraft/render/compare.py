@@ -175,7 +175,8 @@ def _speed_chart(
         for i, t in enumerate(temperatures)
     }
     groups["the file alone"] = [Ratio(rung.result.speedup_alone) for rung in rungs]
-    return speed_chart("Speed", "speed (times the reference alone)", names, groups)
+    x_label = "speed (times the reference alone)"
+    return speed_chart("Speed", x_label, "file type", names, groups)
 
 
 def _reference_speed(reference: Reference, rungs: Sequence[Rung]) -> tuple[Entry, ...]:

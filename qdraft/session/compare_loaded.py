@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qdraft.llama.placed import Placed, Share
 from qdraft.llama.progress import Progress, no_progress
-from qdraft.llama.spec import PairSpec
+from qdraft.llama.spec import Both, PairSpec
 from qdraft.placement.needs import span_of
 from qdraft.placement.plan import Plan
 from qdraft.session.pair import Pair
@@ -52,7 +52,7 @@ def compare_loaded(plan: Plan, progress: Progress = no_progress) -> list[MemoryR
     with Pair(PairSpec(plan.models), progress) as pair:
         placed = pair.placed
     rows: list[MemoryRow] = []
-    for name, model, of_model in zip(("target", "draft"), plan.models, placed, strict=False):
+    for name, (model, of_model) in Both("target", "draft").zip(plan.models.zip(placed)):
         for use in plan.uses:
             planned: Share = getattr(use, name)
             rows += _rows_of(use.device, name, planned, model.path, of_model)

@@ -144,7 +144,7 @@ class Pair:
                 target.n_experts_used,
                 target.n_experts,
             )
-        for placed, model in zip(self.placed, self.spec.models, strict=True):
+        for placed, model in self.placed.zip(self.spec.models):
             for surprise in surprises_of(placed, model.params):
                 log.warning("%s: %s", model.path.name, surprise)
 

@@ -39,6 +39,11 @@ class Session:
     def pair(self) -> Pair:
         return self._pair
 
+    @property
+    def sequences(self) -> Sequences | None:
+        """The sequences that hold the last text; None while the session holds none."""
+        return self._sequences
+
     def generate(
         self,
         prompt: str | Sequence[int],

@@ -41,11 +41,12 @@ class BarChart:
 
     ``groups`` maps the label of a group to a value for each of ``names`` (None: not measured),
     ``low`` and ``high`` to the ends of 95 % intervals likewise. ``x_label`` says what the values
-    are, with their unit.
+    are and ``y_label`` what the names are, with their units.
     """
 
     title: str
     x_label: str
+    y_label: str
     names: tuple[str, ...]
     groups: dict[str, tuple[float | None, ...]]
     even: float | None = None
@@ -71,7 +72,11 @@ def line_of(
 
 
 def speed_chart(
-    title: str, x_label: str, names: tuple[str, ...], groups: Mapping[str, Sequence[Ratio | None]]
+    title: str,
+    x_label: str,
+    y_label: str,
+    names: tuple[str, ...],
+    groups: Mapping[str, Sequence[Ratio | None]],
 ) -> BarChart:
     """Bars of ratios with their intervals; a ratio of 1 is even."""
 
@@ -84,6 +89,7 @@ def speed_chart(
     return BarChart(
         title,
         x_label,
+        y_label,
         names,
         each(lambda ratio: ratio.value),
         even=1.0,

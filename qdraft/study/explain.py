@@ -16,6 +16,7 @@ from qdraft.decoding.policy.model import (
     expected_tokens,
     interpolate_v,
 )
+from qdraft.decoding.policy.model import speedup as expected_speedup
 
 MOST = 16  # tokens of a draft that are tried
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models
@@ -106,8 +107,8 @@ def best_length(
 
 
 def _formula(alpha: float, c: float, v: float, k: int) -> str:
-    tau, cost = expected_tokens(alpha, k), k * c + v
-    return f"{tau:.2f} tokens / ({k} x {c:.2f} + {v:.2f}) = {tau / cost:.2f}"
+    tau, gain = expected_tokens(alpha, k), expected_speedup(alpha, k, c, v)
+    return f"{tau:.2f} tokens / ({k} x {c:.2f} + {v:.2f}) = {gain:.2f}"
 
 
 def _as_it_is(figures: Figures, alpha: float, temperature: float | None) -> Finding:
