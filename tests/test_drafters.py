@@ -36,6 +36,12 @@ def test_without_a_draft_model() -> None:
         build_drafter("hybrid", None)
 
 
+def test_what_falls_back_runs_alone_on_a_kind_that_needs_no_draft_model() -> None:
+    fallbacks = {kind: KINDS[kind].fallback for kind in KINDS}
+    assert fallbacks == {"model": "ngram", "ngram": None, "hybrid": None}
+    assert isinstance(build_drafter(fallbacks["model"] or "", None), NgramDrafter)
+
+
 def test_only_n_grams_need_a_text_that_repeats_itself() -> None:
     assert [only_repeats(source) for source in ("ngram", "model", None)] == [True, False, False]
 

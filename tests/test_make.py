@@ -28,7 +28,6 @@ from qdraft.making.overlap import measure_overlap
 from qdraft.making.try_recipes import list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
-from qdraft.render.make import recipe_name
 from qdraft.testing import FakeKvCopy, FakeSequence
 
 
@@ -108,7 +107,7 @@ class TestSearch:
         assert max(map(len, lines)) <= 80
 
     def test_what_is_tried(self) -> None:
-        names = [recipe_name(r) for r in list_recipes(Path("m"), 30)]
+        names = [r.label for r in list_recipes(Path("m"), 30)]
         assert len(set(names)) == len(names)
         assert "IQ2_S" in names
         assert "Q2_K attn_=q4_k" in names

@@ -121,3 +121,11 @@ def test_parts_are_joined_and_verified(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ModelFileError, match="SHA-256"):
         packaged_file(registry.Entry("it", "F16", None, swapped), swapped, tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    there, gone = tmp_path / "there.gguf", str(tmp_path / "gone.gguf")
+    there.touch()
+    assert registry.find_missing(registry.Entry("it", str(there), gone, None)) == [gone]
+    assert registry.find_missing(registry.Entry("it", str(there), None, None)) == []
+    assert registry.find_missing(registry.load().find("smollm2")) == []

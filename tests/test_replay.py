@@ -14,7 +14,16 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.study import recording as records
 from qdraft.study.recording import RecordedTokens, Recording, record
-from qdraft.study.replay import Replayed, ReplayOptions, make_synthetic, replay, with_rest
+from qdraft.study.replay import (
+    Replayed,
+    ReplayOptions,
+    can_share,
+    choose_sampling,
+    make_synthetic,
+    replay,
+    with_rest,
+)
+from qdraft.study.tune import choose_ways, list_ways
 from qdraft.testing import FakeKvCopy
 
 COSTS = Costs({"model": 0.3}, {2: 1.1, 3: 1.2, 5: 1.5, 9: 2.0})
@@ -51,6 +60,30 @@ class TestSynthetic:
     def test_alpha_has_to_be_one(self) -> None:
         with pytest.raises(UsageError, match="alpha is 0"):
             make_synthetic(0)
+
+
+class TestWhatIsReplayed:
+    def test_one_way_or_every_way(self) -> None:
+        assert choose_ways(None, None, None, "block") == list_ways(0.0)
+        assert choose_ways(None, 3, None, "token") == [fixed(3)]
+        assert choose_ways(None, None, 0.5, "block") == [DecodeParams(p_min=0.5)]
+        assert {way.verification for way in choose_ways(None, None, None, "token")} == {"token"}
+
+    def test_the_rows_of_a_synthetic_recording_stay_as_they_are(self) -> None:
+        synthetic = make_synthetic(0.8, 20)
+        assert choose_sampling(synthetic, GREEDY) == PLAIN
+        assert choose_sampling(Recording({}, synthetic.texts), GREEDY) == GREEDY
+
+    def test_cells_are_shared_if_the_recorded_pair_shares_them(self) -> None:
+        own = recorded(4, 1.0, 0.5, shared=False)
+        assert [can_share(make_synthetic(0.8, 20), how) for how in ("auto", "on", "off")] == [
+            True,
+            True,
+            False,
+        ]
+        assert not can_share(own, "auto")
+        with pytest.raises(UsageError, match="share_kv is on but the recorded pair"):
+            can_share(own, "on")
 
 
 def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Recording:

@@ -118,7 +118,7 @@ def compare(
         render.charts(comparison),
         render.report(comparison, about),
         comparison.recommendation.words,
-        render.doubts(comparison, about["date"]),
+        comparison.doubts(about["date"]),
         about,
     )
     show_study(view, output)

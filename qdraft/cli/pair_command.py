@@ -6,22 +6,16 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from qdraft.cli.options.devices import draft_fields
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.errors import UsageError
 from qdraft.pairs import registry
 from qdraft.pairs.registry import Entry
 
 # Options of a draft model, which cannot be combined with --no-draft or a drafter without model.
-_OF_DRAFT = (
-    "share-kv",
-    "gpu-layers-draft",
-    "device-draft",
-    "override-tensor-draft",
-    "cache-type-k-draft",
-    "cache-type-v-draft",
-)
-# Options that say how to draft: if the command line sets one, the entry sets none of them.
-_HOW = ("drafter", "draft-policy", "n-draft", "p-min", "verification", "verify")
+_OF_DRAFT = ("share-kv", *(name.replace("_", "-") for name in draft_fields()))
+# If the command line sets one of these, also by its old name, the entry sets none of them.
+_HOW = (*registry.HOW_TO_DRAFT, *registry.OLD_NAMES)
 
 
 class PairCommand(TyperCommand):

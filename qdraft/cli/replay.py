@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +15,12 @@ from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import CostOptions, parse_costs
 from qdraft.cli.study_view import StudyView, show_study
 from qdraft.decoding.policy.model import Costs
-from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.render import tune as render
 from qdraft.render.progress import ProgressBars
-from qdraft.study.recording import Recording, load
-from qdraft.study.replay import make_synthetic
-from qdraft.study.tune import list_ways, read_costs, replay_ways
+from qdraft.study.recording import load
+from qdraft.study.replay import can_share, choose_sampling, make_synthetic
+from qdraft.study.tune import choose_ways, conclude_replay, read_costs, replay_ways
 
 _PANEL = "Acceptance"
 
@@ -47,7 +46,7 @@ class ReplayOptions(CostOptions):
         """Return the recorded costs, with those that were given. Raises UsageError."""
         if recorded is None and (self.c is None or not self.v):
             raise UsageError("--alpha needs --c and --v")
-        c = self.c if self.c is not None else recorded.c["model"] if recorded else 0.0
+        c = self.c if self.c is not None else recorded.of_model if recorded else 0.0
         v = parse_costs(self.v) if self.v else recorded.v if recorded else {}
         return Costs({"model": c}, v)
 
@@ -77,12 +76,12 @@ def replay(
     if record and costs.alpha is not None:
         raise UsageError("--alpha cannot be combined with a record")
     recording = load(record) if record else make_synthetic(costs.alpha or 0.0)
-    params = sampling.params()
-    if costs.alpha is not None:  # the rows of a synthetic record stay as they are
-        params = SamplingParams(1.0, top_k=0, top_p=1, min_p=0)
+    params = choose_sampling(recording, sampling.params())
     replayed_costs = costs.costs(read_costs(recording))
-    chosen = _choose_ways(drafting)
-    share_kv = _can_share(recording, drafting.share_kv)
+    chosen = choose_ways(
+        drafting.draft_policy, drafting.n_draft, drafting.p_min, drafting.verification
+    )
+    share_kv = can_share(recording, drafting.share_kv)
     with ProgressBars(quiet=output.quiet) as bars:
         tried = replay_ways(
             recording, replayed_costs, params, chosen, share_kv=share_kv, progress=bars.report
@@ -93,23 +92,6 @@ def replay(
         render.sheets(tried),
         render.charts(tried, replayed_costs),
         render.report(tried, replayed_costs, about),
-        [render.words(tried)],
+        [conclude_replay(tried)],
     )
     show_study(view, output)
-
-
-def _choose_ways(drafting: DraftingOptions) -> list[DecodeParams]:
-    """The way to draft that the options describe; every way if they describe none."""
-    policy, n_draft, p_min = drafting.draft_policy, drafting.n_draft, drafting.p_min
-    if policy or n_draft is not None or p_min is not None:
-        policy = policy or ("auto" if n_draft is None else "fixed")
-        return [replace(drafting, draft_policy=policy).params()]
-    return [replace(way, verification=drafting.verification) for way in list_ways(0.0)]
-
-
-def _can_share(recording: Recording, share_kv: str) -> bool:
-    """Does the draft of this replay read the target's KV cells? Raises UsageError."""
-    sharing = share_kv != "off" and all(text.shared is not None for text in recording.texts)
-    if share_kv == "on" and not sharing:
-        raise UsageError("--share-kv is on but the recorded pair does not share its KV cells")
-    return sharing

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
 from qdraft.cli.opening import open_described
@@ -54,9 +52,8 @@ def run(
     with open_described(
         models, devices, drafting, keep_draft=keep_draft, quiet=output.quiet
     ) as pair:
-        drafts_itself = pair.draft is None and pair.can_draft and not models.no_draft
-        if drafts_itself and drafting.kind.may_run_alone:
-            params = replace(params, drafter="ngram")  # better than nothing, and costs nothing
+        if not models.no_draft:
+            params = pair.choose_drafter(params)
         generation = pair.generate(
             prompt, sampling_params, params, system=text.system, raw=text.raw
         )

@@ -18,11 +18,9 @@ from qdraft.errors import UsageError
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import PairSpec
 from qdraft.pairs import registry
-from qdraft.pairs.registry import Entry
 from qdraft.render import tune as render
 from qdraft.render.progress import ProgressBars
-from qdraft.study import tune_pair
-from qdraft.study.tune_pair import Tuner, Tuning, find_other_drafts
+from qdraft.study.tune_pair import Tuner, find_other_drafts
 
 _PANEL = "Tuning"
 _N_CTX = 2048
@@ -95,8 +93,7 @@ def tune(
         )
     sentences = list(tuned.conclusion)
     if not tuning.no_write:
-        own = entry if tuned.best.draft == draft else None
-        sentences.append(_write(tuned, target, own, models.models_file))
+        sentences.append(tuned.write(target, entry, models.models_file))
     about = {
         "record": tuning.record,
         "draft": tuned.best.draft,
@@ -115,12 +112,3 @@ def tune(
         about=tuned.best.recording.about,
     )
     show_study(view, output)
-
-
-def _write(tuned: Tuning, target: Path, entry: Entry | None, models_file: Path | None) -> str:
-    """Write the winner to models.yaml; return a sentence that says where."""
-    entry = entry or tune_pair.find_entry(target, tuned.best.draft, models_file)
-    if entry is None:
-        return "not written: name this pair with qdraft models add, then tune it again"
-    path = tuned.write(entry, models_file)
-    return f"written to {path}: qdraft run --pair {entry.name} uses it"

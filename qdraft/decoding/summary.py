@@ -77,6 +77,21 @@ class Summary:
     repetition: float | None
     conclusion: str | None
 
+    @property
+    def doubts(self) -> list[str]:
+        """Sentences: what makes the figures less certain than they look."""
+        doubts = []
+        if self.spread and self.spread > NOISY:
+            doubts.append(
+                f"the slowest tenth of the target's decodes took {self.spread:.1f} times the "
+                "median: another program is using this machine, so the times are uncertain"
+            )
+        if self.repetition and self.repetition > CIRCLES:
+            doubts.append(
+                f"{self.repetition:.0%} of this text repeats itself, which favours any draft"
+            )
+        return doubts
+
 
 def summarize(
     rounds: Sequence[Round],

@@ -49,6 +49,14 @@ class Recipe:
         if any(layer < 0 for layer in self.prune_layers):
             raise UsageError(f"prune_layers is {self.prune_layers} but must be numbers from 0 on")
 
+    @property
+    def label(self) -> str:
+        """The recipe in a few words."""
+        parts = [self.file_type, *(f"{name}={kind}" for name, kind in self.tensor_types)]
+        if self.prune_layers:
+            parts.append(f"without {len(self.prune_layers)} layers")
+        return " ".join(parts)
+
     def _tensor_types(self) -> list[str]:
         by_pattern = [kind for _, kind in self.tensor_types]
         kinds = (*by_pattern, self.output_tensor_type, self.token_embedding_type)

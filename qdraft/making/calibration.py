@@ -31,6 +31,7 @@ PROMPTS = (
 )
 
 MAX_WRITTEN = 768 * len(PROMPTS)  # each text has to fit its context
+N_WRITTEN = 2048  # tokens that the target writes if no number is asked for
 
 
 def built_in_text() -> str:

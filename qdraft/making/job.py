@@ -13,10 +13,13 @@ from qdraft.gguf.facts import Facts
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress
 from qdraft.llama.quantize import Recipe
+from qdraft.making.calibration import N_WRITTEN
 from qdraft.making.make import N_CTX, Made, make_draft, search_draft
 from qdraft.making.matrix import make_matrix
 from qdraft.making.try_recipes import TriedRecipe
 from qdraft.pairs import editing, registry
+
+DEFAULT_TYPE = "Q2_K"  # of a draft if no type is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,11 @@ class DraftJob:
                 hint = f"use it with --imatrix {path}, or collect it again with --force"
             raise UsageError(f"{path} already exists", hint=hint)
 
-    def collect_matrix(self, text: str | None, n_written: int, progress: Progress) -> Path:
+    def collect_matrix(self, text: str | None, n_written: int | None, progress: Progress) -> Path:
         """Collect the importance matrix and write it beside the draft.
 
         ``text`` None takes the built-in calibration text; the target writes about ``n_written``
-        tokens more. Raises what ``make_matrix`` raises.
+        tokens more, ``N_WRITTEN`` if that is None. Raises what ``make_matrix`` raises.
         """
         path = self.folder / path_beside(self.target, "imatrix").name
         self.require_free(path, is_matrix=True)
@@ -107,15 +110,19 @@ class DraftJob:
             path,
             EngineParams(n_ctx=N_CTX, n_threads=self.threads),
             text=text,
-            n_written=n_written,
+            n_written=N_WRITTEN if n_written is None else n_written,
             progress=progress,
         )
 
     def search(
         self, candidates: list[Recipe] | None, matrix: Path | None, progress: Progress
-    ) -> list[TriedRecipe]:
-        """Try ``candidates`` (None: the default recipes), and return them, the fastest first."""
-        return search_draft(
+    ) -> tuple[list[TriedRecipe], list[Recipe]]:
+        """Try ``candidates`` (None: the default recipes) and choose the recipe to make.
+
+        Returns those that were tried, the fastest first, and the winner: none if no recipe is
+        expected to pay. Raises what ``check`` raises for the winner.
+        """
+        ladder = search_draft(
             self.target,
             candidates,
             matrix,
@@ -123,6 +130,9 @@ class DraftJob:
             threads=self.threads,
             progress=progress,
         )
+        chosen = [ladder[0].recipe] if ladder and ladder[0].pays else []
+        self.check(chosen)
+        return ladder, chosen
 
     def make(self, recipe: Recipe, progress: Progress) -> NamedDraft:
         """Make and measure one draft, and name the pair in models.yaml."""

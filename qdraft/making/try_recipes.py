@@ -44,6 +44,11 @@ class TriedRecipe:
         """sum min(p, q) at temperature 1, of the first draft token."""
         return self.overlap.sum_min
 
+    @property
+    def pays(self) -> bool:
+        """Is the draft expected to pay with any draft length?"""
+        return self.n_draft > 0
+
 
 def list_recipes(matrix: Path | None, n_layers: int | None) -> list[Recipe]:
     """The recipes worth trying: types, Q2_K with attention kept higher, and layers left out."""
@@ -96,6 +101,21 @@ def try_recipes(
     return sorted(tried, key=lambda recipe: -recipe.predicted)
 
 
+def conclude_search(ladder: Sequence[TriedRecipe]) -> str:
+    """Say which recipe wins, and why; ``ladder`` has the fastest first."""
+    first = ladder[0]
+    if not first.pays:
+        return "no recipe is expected to pay on this machine: choose a bigger target"
+    why = f"{first.recipe.label}: {first.predicted:.2f} times the target alone is predicted"
+    if len(ladder) > 1:
+        other = ladder[1]
+        why += (
+            f"; {other.recipe.label} is predicted at {other.predicted:.2f}, with alpha "
+            f"{other.alpha:.3f} and c {other.c:.2f} against {first.alpha:.3f} and {first.c:.2f}"
+        )
+    return why
+
+
 def _measure(
     pair: Pair,
     texts: Sequence[tuple[int, Sequence[int]]],
@@ -112,6 +132,6 @@ def _measure(
 def _predict(
     recipe: Recipe, n_bytes: int, agreement: Overlap, costs: Costs, shares_kv: bool
 ) -> TriedRecipe:
-    c = costs.c["model"]
+    c = costs.of_model
     n_draft, predicted = best_n_draft(agreement.sum_min, c, costs.v)
     return TriedRecipe(recipe, n_bytes, agreement, shares_kv, c, n_draft, predicted)

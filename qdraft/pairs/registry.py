@@ -31,12 +31,9 @@ DEVICES = (
     "override-tensor-draft",
     "rpc",
 )
+HOW_TO_DRAFT = ("drafter", "draft-policy", "n-draft", "p-min", "verification")
 TUNED = (
-    "drafter",
-    "draft-policy",
-    "n-draft",
-    "p-min",
-    "verification",
+    *HOW_TO_DRAFT,
     "share-kv",
     "threads",
     "threads-batch",
@@ -47,7 +44,7 @@ TUNED = (
     "flash-attn",
 )
 EVIDENCE = "evidence"  # beside the tuned settings: the speed-up that qdraft measured with them
-_OLD_NAMES = {"verify": "verification"}  # keys of an earlier version, which qdraft still reads
+OLD_NAMES = {"verify": "verification"}  # keys of an earlier version, which qdraft still reads
 
 # The keys of an entry beside ``target``.
 _OPTIONAL = (
@@ -173,6 +170,12 @@ def find_entry(
     return entries[0] if entries else None
 
 
+def find_missing(entry: Entry) -> list[str]:
+    """The paths of the entry that lead to no file; none for a packaged pair."""
+    paths = () if entry.packaged else (entry.target, entry.draft)
+    return [path for path in paths if path and not Path(path).is_file()]
+
+
 def _is_same_file(first: Path, second: Path) -> bool:
     return first.is_file() and second.is_file() and first.samefile(second)
 
@@ -228,7 +231,7 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
         origin=_text(data, "origin", where),
         context=_context(data, where),
         devices=_options(data, "devices", DEVICES, where),
-        tuned=rename_old(_options(data, "tuned", (*TUNED, *_OLD_NAMES, EVIDENCE), where)),
+        tuned=rename_old(_options(data, "tuned", (*TUNED, *OLD_NAMES, EVIDENCE), where)),
     )
     if entry.template:
         entry = replace(entry, template=_resolve(path, entry.template))
@@ -240,8 +243,8 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
 
 def rename_old(tuned: Mapping[str, Setting]) -> dict[str, Setting]:
     """Return tuned settings by today's names, with the keys of an earlier version renamed."""
-    current = {key: value for key, value in tuned.items() if key not in _OLD_NAMES}
-    old = {_OLD_NAMES[key]: value for key, value in tuned.items() if key in _OLD_NAMES}
+    current = {key: value for key, value in tuned.items() if key not in OLD_NAMES}
+    old = {OLD_NAMES[key]: value for key, value in tuned.items() if key in OLD_NAMES}
     return {**old, **current}
 
 

@@ -92,7 +92,27 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return all(use.left >= 0 for use in self.uses)
+        return not self.too_small
+
+    @property
+    def too_small(self) -> list[str]:
+        """The devices that lack memory for what is placed on them."""
+        return [use.device for use in self.uses if use.left < 0]
+
+    @property
+    def on_devices(self) -> list[Use]:
+        """The devices but for the CPU."""
+        return [use for use in self.uses if use.device != CPU]
+
+    @property
+    def best(self) -> PlacementChoice:
+        """The placement that is planned."""
+        return self.choices[0]
+
+    @property
+    def left_out(self) -> PlacementChoice | None:
+        """The best placement with the draft if the draft is better left out, else None."""
+        return self.choices[1] if self.best.draft is None and len(self.choices) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +50,7 @@ _AS_DRAFT = (
 def sheets(comparison: Comparison) -> list[Sheet]:
     """Size and speed, quality, worth as a draft; the rungs that failed at the end."""
     reference, rungs = comparison.reference, comparison.rungs
-    names = labels(comparison)
+    names = comparison.labels
     own = reference.result.quality.ppl
     tables = [
         Sheet(
@@ -85,22 +84,12 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     return tables
 
 
-def labels(comparison: Comparison) -> dict[Path, str]:
-    """Short names by path: the file's type if no other file has it, else the file's name."""
-    files = [comparison.reference.file, *(rung.file for rung in comparison.rungs)]
-    counts = Counter(file.file_type for file in files)
-    return {
-        file.path: file.file_type if counts[file.file_type] == 1 else file.path.stem
-        for file in files
-    }
-
-
 def charts(comparison: Comparison) -> list[Chart]:
     """Quality and acceptance against size, speed-ups, and the reference's costs."""
     rungs = comparison.rungs
     if not rungs:
         return []
-    short = labels(comparison)
+    short = comparison.labels
     names = tuple(short[rung.file.path] for rung in rungs)
     temperatures = [draft.temperature for draft in rungs[0].result.as_draft]
     alphas = [
@@ -120,21 +109,6 @@ def charts(comparison: Comparison) -> list[Chart]:
         _speed_chart(rungs, names, temperatures),
         costs_chart(rungs[0].result.v, None, None),
     ]
-
-
-def doubts(comparison: Comparison, today: str) -> list[str]:
-    """What the rungs' benches doubted, and which figures were measured on another day."""
-    names = labels(comparison)
-    sentences = sorted(
-        {f"{names[rung.file.path]}: {d}" for rung in comparison.rungs for d in rung.result.doubts}
-    )
-    days = sorted({rung.result.measured["date"] for rung in comparison.rungs} - {today})
-    if days:
-        sentences.append(
-            f"some figures were measured on {', '.join(days)} and come from the cache; --again "
-            "measures them again"
-        )
-    return sentences
 
 
 def report(comparison: Comparison, about: dict[str, Any]) -> dict[str, Any]:

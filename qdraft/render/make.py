@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qdraft.llama.quantize import QuantizePreview, Recipe
+from qdraft.llama.quantize import QuantizePreview
 from qdraft.making.make import Made, Quality
 from qdraft.making.overlap import Overlap
-from qdraft.making.try_recipes import TriedRecipe
+from qdraft.making.try_recipes import TriedRecipe, conclude_search
 from qdraft.render.layout import line, wrapped
 
 
@@ -60,36 +60,14 @@ def ladder_view(ladder: Sequence[TriedRecipe]) -> RenderableType:
         table.add_column(column, justify="left" if column == "recipe" else "right")
     for tried in ladder:
         table.add_row(
-            recipe_name(tried.recipe),
+            tried.recipe.label,
             f"{tried.n_bytes / 1e6:.0f}",
             f"{tried.alpha:.3f}",
             f"{tried.c:.2f}",
             str(tried.n_draft),
             f"{tried.predicted:.2f}",
         )
-    return Group(table, *wrapped("winner", _why(ladder)))
-
-
-def _why(ladder: Sequence[TriedRecipe]) -> str:
-    first = ladder[0]
-    if first.n_draft == 0:
-        return "no recipe is expected to pay on this machine: choose a bigger target"
-    why = f"{recipe_name(first.recipe)}: {first.predicted:.2f} times the target alone is predicted"
-    if len(ladder) > 1:
-        other = ladder[1]
-        why += (
-            f"; {recipe_name(other.recipe)} is predicted at {other.predicted:.2f}, with alpha "
-            f"{other.alpha:.3f} and c {other.c:.2f} against {first.alpha:.3f} and {first.c:.2f}"
-        )
-    return why
-
-
-def recipe_name(recipe: Recipe) -> str:
-    """A recipe in a few words."""
-    parts = [recipe.file_type, *(f"{name}={kind}" for name, kind in recipe.tensor_types)]
-    if recipe.prune_layers:
-        parts.append(f"without {len(recipe.prune_layers)} layers")
-    return " ".join(parts)
+    return Group(table, *wrapped("winner", conclude_search(ladder)))
 
 
 def _quality(label: str, quality: Quality) -> list[Text]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from qdraft.gguf.facts import Facts
-from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value
+from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value, find_missing
 from qdraft.pairs.scan import Proposal
 from qdraft.render.layout import line, wrapped
 
@@ -90,5 +90,5 @@ def _short(path: str | None) -> str:
 def _state(entry: Entry) -> str:
     if entry.packaged:
         return "from a package"
-    missing = [p for p in (entry.target, entry.draft) if p and not Path(p).is_file()]
-    return "missing: " + ", ".join(_short(p) for p in missing) if missing else ""
+    missing = find_missing(entry)
+    return f"missing: {', '.join(map(_short, missing))}" if missing else ""

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qdraft.llama.placed import CPU, Share
-from qdraft.placement.plan import Plan, Use
+from qdraft.llama.placed import Share
+from qdraft.placement.plan import Plan
 from qdraft.placement.run_options import run_options
 from qdraft.render.layout import wrapped
 from qdraft.render.tables import Entry, Sheet, as_table
@@ -60,21 +60,16 @@ def _gib(n_bytes: int) -> float:
     return round(n_bytes / _GIB, 3)
 
 
-def _on_devices(plan: Plan) -> list[Use]:
-    return [use for use in plan.uses if use.device != CPU]
-
-
 def _fit_lines(plan: Plan) -> list[Text]:
     """Whether everything fits, and how many layers are on devices."""
-    short = [use.device for use in plan.uses if use.left < 0]
     n_layers = sum(use.target.n_layers for use in plan.uses)
-    n_on_devices = sum(use.target.n_layers for use in _on_devices(plan))
-    if short:
+    n_on_devices = sum(use.target.n_layers for use in plan.on_devices)
+    if not plan.fits:
         sentence = (
-            f"does not fit {', '.join(short)}: use a smaller context (-c), cache type (-ctk, -ctv) "
-            "or file"
+            f"does not fit {', '.join(plan.too_small)}: use a smaller context (-c), cache type "
+            "(-ctk, -ctv) or file"
         )
-    elif _on_devices(plan):
+    elif plan.on_devices:
         sentence = f"{n_on_devices} of {n_layers} layers of the target on devices"
     else:
         sentence = "everything fits on the CPU"
@@ -83,25 +78,24 @@ def _fit_lines(plan: Plan) -> list[Text]:
 
 def _speed_lines(plan: Plan) -> list[Text]:
     """The speed to expect, what it rests on, and why there is no draft if it is left out."""
-    if not _on_devices(plan):
+    if not plan.on_devices:
         return []
-    best = plan.choices[0]
     lines = wrapped(
         "speed",
-        f"about {best.speed:.1f} times the target on the CPU alone: {_describe_draft(plan)}; "
+        f"about {plan.best.speed:.1f} times the target on the CPU alone: {_describe_draft(plan)}; "
         f"assumed: memory of devices {plan.given.device_speed:g} times as fast as the CPU's",
     )
-    if best.draft is None and len(plan.choices) > 1:
+    if with_draft := plan.left_out:
         lines += wrapped(
             "draft",
             "left out: that memory is better spent on target layers (with the draft "
-            f"{plan.choices[1].speed:.1f} times)",
+            f"{with_draft.speed:.1f} times)",
         )
     return lines
 
 
 def _describe_draft(plan: Plan) -> str:
-    best = plan.choices[0]
+    best = plan.best
     if best.draft is None:
         return "the target alone"
     if best.n_draft == 0:

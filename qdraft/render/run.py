@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from qdraft.decoding.records import FinishReason, Round
-from qdraft.decoding.summary import CIRCLES, NOISY, Summary
+from qdraft.decoding.summary import Summary
 from qdraft.llama.native import library_version
 from qdraft.render.layout import line, wrapped
 from qdraft.render.placed import placed_report
@@ -62,7 +62,7 @@ def summary_view(
         lines += wrapped("exact", describe_bit_identity(bit_identity))
     if summary.conclusion:
         lines += wrapped("verdict", summary.conclusion)
-    if doubts := _doubts(summary):
+    if doubts := summary.doubts:
         lines += wrapped("doubt", "; ".join(doubts))
     return Group(*lines)
 
@@ -97,21 +97,6 @@ def _histogram(counts: tuple[int, ...]) -> list[Text]:
         )
         for n, count in enumerate(counts)
     ]
-
-
-def _doubts(summary: Summary) -> list[str]:
-    """What makes the figures less certain than they look."""
-    doubts = []
-    if summary.spread and summary.spread > NOISY:
-        doubts.append(
-            f"the slowest tenth of the target's decodes took {summary.spread:.1f} times the "
-            "median: another program is using this machine, so the times are uncertain"
-        )
-    if summary.repetition and summary.repetition > CIRCLES:
-        doubts.append(
-            f"{summary.repetition:.0%} of this text repeats itself, which favours any draft"
-        )
-    return doubts
 
 
 def describe_bit_identity(identity: BitIdentity) -> str:

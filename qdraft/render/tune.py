@@ -10,7 +10,7 @@ from qdraft.decoding.policy.model import Costs, speedup
 from qdraft.render.tables import Entry, Sheet
 from qdraft.study.chart_data import Chart, LineChart, costs_chart, line_of, places_chart
 from qdraft.study.settings import Setting
-from qdraft.study.tune import Tried
+from qdraft.study.tune import Tried, choose_n_draft, list_fixed
 
 _MOST = 12  # ways in a table
 _WAYS = ("way", "alpha", "draft yield", "tau", "replayed", "live", "low", "high", "live alpha")
@@ -27,25 +27,19 @@ def sheets(tried: Sequence[Tried]) -> list[Sheet]:
 
 def charts(tried: Sequence[Tried], costs: Costs) -> list[Chart]:
     """Speed-up against n_draft, replayed, by the formula and live; acceptance by place; costs."""
-    fixed = [
-        way
-        for way in tried
-        if way.params.draft_policy == "fixed" and way.params.verification == "block"
-    ]
+    fixed = list_fixed(tried)
     drawn: list[Chart] = []
     if len(fixed) > 1:
         drawn.append(_lengths_chart(fixed, costs))
         longest = max(fixed, key=lambda way: way.params.n_draft or 0)
         drawn.append(places_chart(longest.replayed.alpha_at))
-    best = max(fixed, key=lambda way: way.replayed.speedup, default=None)
-    chosen = best.params.n_draft if best and best.replayed.speedup > 1 else None
-    return [*drawn, costs_chart(costs.v, costs.c["model"], chosen)]
+    return [*drawn, costs_chart(costs.v, costs.of_model, choose_n_draft(tried))]
 
 
 def _lengths_chart(fixed: Sequence[Tried], costs: Costs) -> LineChart:
     """The speed-up of each fixed draft length."""
     lengths = [(way.params.n_draft or 0, way) for way in fixed]
-    c = costs.c["model"]
+    c = costs.of_model
     formula = [
         (n, speedup(way.replayed.alpha or 0.0, n, c, costs.v_at(n + 1))) for n, way in lengths
     ]
@@ -66,7 +60,7 @@ def report(tried: Sequence[Tried], costs: Costs, about: dict[str, Any]) -> dict[
     """The JSON object."""
     return {
         **about,
-        "costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}},
+        "costs": {"c": costs.of_model, "v": {str(n): x for n, x in costs.v.items()}},
         "ways": [{"name": way.name, **way_report(way)} for way in tried],
     }
 
@@ -76,15 +70,6 @@ def way_report(way: Tried) -> dict[str, Any]:
     params = asdict(way.params)
     renamed = {"verify" if key == "verification" else key: x for key, x in params.items()}
     return {**asdict(way), "params": renamed}
-
-
-def words(tried: Sequence[Tried]) -> str:
-    """Which way is the fastest by the replay."""
-    best = max(tried, key=lambda way: way.replayed.speedup)
-    if best.replayed.speedup <= 1:
-        return "no way of drafting pays at these costs: the target alone is the fastest"
-    alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
-    return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
 
 
 def setting_sheets(settings: Sequence[Setting]) -> list[Sheet]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.errors import EngineError, PairError
@@ -175,6 +175,17 @@ class Pair:
         """False for a recurrent or hybrid target, which cannot take tokens back."""
         return self.contexts.target.model.can_roll_back
 
+    def choose_drafter(self, params: DecodeParams) -> DecodeParams:
+        """Return ``params`` with the drafter that this pair can serve.
+
+        If there is no draft, the fallback of the asked drafter takes over: repetitions in the text
+        are better than no draft, and cost nothing.
+        """
+        fallback = KINDS[params.drafter].fallback
+        if self.draft is not None or fallback is None or not self.can_draft:
+            return params
+        return replace(params, drafter=fallback)
+
     def generate(
         self,
         prompt: str,
@@ -276,12 +287,7 @@ class Pair:
     def __enter__(self) -> Pair:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -166,7 +166,7 @@ def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResul
             prompt_per_second=alone.prompt_per_second,
             per_second=alone.per_second,
             memory=alone.memory,
-            c=costs.c["model"],
+            c=costs.of_model,
             v=costs.v,
             target_per_second=1 / target_s,
             shares_kv=pair.kv.shared,
@@ -181,7 +181,7 @@ def _as_draft(row: BenchRow, own: Overlap, shared: Overlap | None, costs: Costs)
     """What was measured at the temperature of ``row``, and what the cost model predicts there."""
     t = row.temperature or 0.0
     alpha = (shared or own).by_temperature[t].value
-    n_draft, predicted = best_n_draft(alpha, costs.c["model"], costs.v)
+    n_draft, predicted = best_n_draft(alpha, costs.of_model, costs.v)
     return AsDraft(
         temperature=t,
         alpha_own=own.by_temperature[t],

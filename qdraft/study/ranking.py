@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,30 @@ class Comparison:
     failed: tuple[FailedRung, ...]
     recommendation: Recommendation
     complete: bool = True
+
+    @property
+    def labels(self) -> dict[Path, str]:
+        """Short names by path: the file's type if no other file has it, else the file's name."""
+        files = [self.reference.file, *(rung.file for rung in self.rungs)]
+        counts = Counter(file.file_type for file in files)
+        return {
+            file.path: file.file_type if counts[file.file_type] == 1 else file.path.stem
+            for file in files
+        }
+
+    def doubts(self, today: str) -> list[str]:
+        """What the rungs' benches doubt, and which figures were measured on another day."""
+        names = self.labels
+        sentences = sorted(
+            {f"{names[rung.file.path]}: {d}" for rung in self.rungs for d in rung.result.doubts}
+        )
+        days = sorted({rung.result.measured["date"] for rung in self.rungs} - {today})
+        if days:
+            sentences.append(
+                f"some figures were measured on {', '.join(days)} and come from the cache; --again "
+                "measures them again"
+            )
+        return sentences
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ class Recording:
     texts: tuple[TextRecording, ...]
 
     @property
+    def is_synthetic(self) -> bool:
+        """Is this the work of ``replay.make_synthetic``, and of no pair?"""
+        return "alpha" in self.about
+
+    @property
     def temperatures(self) -> tuple[float, ...]:
         return tuple(sorted({text.temperature for text in self.texts}))
 

@@ -128,7 +128,7 @@ class _Draft(_Recorded):
         self.base = 0
 
     def cost(self, n_rows: int) -> float:
-        return self._costs.c["model"]
+        return self._costs.of_model
 
     def row(self, place: int) -> Rows:
         row: Rows = self._own[place]
@@ -205,6 +205,23 @@ def replay(
             learned.start_text()
             rounds += _replay_text(_cut_start(text, repeat), way, SeededRng(1000 * repeat + place))
     return _fold(rounds)
+
+
+def choose_sampling(recording: Recording, sampling: SamplingParams) -> SamplingParams:
+    """``sampling``, but for a synthetic recording the one that leaves its rows as they are."""
+    as_recorded = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+    return as_recorded if recording.is_synthetic else sampling
+
+
+def can_share(recording: Recording, share_kv: str) -> bool:
+    """Whether the draft reads the target's KV cells: ``share_kv`` is auto, on or off.
+
+    Raises UsageError if it must, and the pair that was recorded does not share its cells.
+    """
+    sharing = share_kv != "off" and all(text.shared is not None for text in recording.texts)
+    if share_kv == "on" and not sharing:
+        raise UsageError("share_kv is on but the recorded pair does not share its KV cells")
+    return sharing
 
 
 def _require(

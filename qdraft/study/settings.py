@@ -91,7 +91,7 @@ def _measure(setting: Setting, target: Path, draft: Path, alpha: float) -> Setti
             target_s = seconds_of_one(own.target, time.perf_counter)
     except QDraftError as error:
         return replace(setting, error=str(error))
-    c = costs.c["model"]
+    c = costs.of_model
     n_draft, speedup = best_n_draft(alpha, c, costs.v)
     return replace(
         setting,

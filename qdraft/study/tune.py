@@ -60,6 +60,21 @@ def list_ways(temperature: float) -> list[DecodeParams]:
     return params
 
 
+def choose_ways(
+    policy: str | None, n_draft: int | None, p_min: float | None, verification: str
+) -> list[DecodeParams]:
+    """The one way to draft that is described, or every way under ``verification`` if none is.
+
+    A draft length without a policy is fixed.
+    """
+    if not policy and n_draft is None and p_min is None:
+        return [replace(way, verification=verification) for way in list_ways(0.0)]
+    policy = policy or ("auto" if n_draft is None else "fixed")
+    return [
+        DecodeParams(draft_policy=policy, n_draft=n_draft, p_min=p_min, verification=verification)
+    ]
+
+
 def record_pair(
     pair: Pair,
     tasks: Sequence[Task],
@@ -96,7 +111,7 @@ def record_pair(
         )
     how = replace(sampling, temperature=temperatures[-1])
     costs = live_costs(pair, WARM_UP, how, progress)
-    about = {"costs": {"c": costs.c["model"], "v": {str(n): x for n, x in costs.v.items()}}}
+    about = {"costs": {"c": costs.of_model, "v": {str(n): x for n, x in costs.v.items()}}}
     return Recording(about, tuple(texts))
 
 
@@ -127,7 +142,7 @@ def replay_ways(
     """Replay each way; the fastest first."""
     tried = []
     # A synthetic recording is long enough.
-    options = ReplayOptions(share_kv, repeats=1 if "alpha" in recording.about else 4)
+    options = ReplayOptions(share_kv, repeats=1 if recording.is_synthetic else 4)
     for i, way in enumerate(params):
         tried.append(Tried(way, replay(recording, costs, sampling, way, options)))
         progress("replaying", i + 1, len(params))
@@ -168,6 +183,30 @@ def choose_winner(tried: Sequence[Tried]) -> Tried:
     known = [way for way in tried if way.live] or tried
     best = max(known, key=speed)
     return best if speed(best) > 1 else next((way for way in known if way.name == "auto"), best)
+
+
+def list_fixed(tried: Sequence[Tried]) -> list[Tried]:
+    """The ways with a fixed draft length that verify drafts as a whole, as they come."""
+    return [
+        way
+        for way in tried
+        if way.params.draft_policy == "fixed" and way.params.verification == "block"
+    ]
+
+
+def choose_n_draft(tried: Sequence[Tried]) -> int | None:
+    """The draft length of the fastest of ``list_fixed`` by the replay; None if none pays."""
+    best = max(list_fixed(tried), key=lambda way: way.replayed.speedup, default=None)
+    return best.params.n_draft if best and best.replayed.speedup > 1 else None
+
+
+def conclude_replay(tried: Sequence[Tried]) -> str:
+    """Say which way is the fastest by the replay."""
+    best = max(tried, key=lambda way: way.replayed.speedup)
+    if best.replayed.speedup <= 1:
+        return "no way of drafting pays at these costs: the target alone is the fastest"
+    alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
+    return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
 
 
 def conclude_tuning(best: Tried, setting: Setting | None, draft: Path) -> list[str]:

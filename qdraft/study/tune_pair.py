@@ -47,9 +47,9 @@ class RecordedDraft:
 class Tuning:
     """What tuning a target found.
 
-    ``recorded`` holds every draft that was tried, ``best`` the one that drafts fastest by the
-    replays. ``tried`` are its ways to draft, those that were confirmed live first; ``setting`` is
-    None if no settings were tried.
+    ``recorded`` holds every draft that was tried, the pair's own first, ``best`` the one that
+    drafts fastest by the replays. ``tried`` are its ways to draft, those that were confirmed live
+    first; ``setting`` is None if no settings were tried.
     """
 
     recorded: Sequence[RecordedDraft]
@@ -67,11 +67,21 @@ class Tuning:
         """Sentences: what to run, and how fast it was."""
         return conclude_tuning(self.winner, self.setting, self.best.draft)
 
-    def write(self, entry: Entry, models_file: Path | None) -> Path:
-        """Write the winner as the tuned settings of ``entry``; return the path of the file."""
+    def write(self, target: Path, entry: Entry | None, models_file: Path | None) -> str:
+        """Write the winner to models.yaml, and return a sentence that says where.
+
+        ``entry`` is that of the pair that was tuned, None if it has none. If another draft is
+        the best, the entry that names it is written.
+        """
+        draft = self.best.draft
+        if entry is None or draft != self.recorded[0].draft:
+            entry = find_entry(target, draft, models_file)
+        if entry is None:
+            return "not written: name this pair with qdraft models add, then tune it again"
         day = date.today().isoformat()
         tuned = tuned_settings(self.winner, self.setting, self.conclusion[0], day)
-        return editing.set_tuned(entry, tuned, user_file=models_file)
+        path = editing.set_tuned(entry, tuned, user_file=models_file)
+        return f"written to {path}: qdraft run --pair {entry.name} uses it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,7 @@ class DeviceOptions(Group):
 
     def first_given_of_draft(self) -> str | None:
         """The first option of the draft that the command line sets."""
-        return self.first_given(*_draft_fields())
+        return self.first_given(*draft_fields())
 
     def engines(self) -> tuple[EngineParams, EngineParams]:
         """How target and draft are loaded. Raises UsageError."""
@@ -295,7 +295,8 @@ class DeviceOptions(Group):
         return draft.elsewhere(parse_devices(self.device_draft))
 
 
-def _draft_fields() -> list[str]:
+def draft_fields() -> list[str]:
+    """The fields of ``DeviceOptions`` that say how the draft is loaded."""
     return [each.name for each in fields(DeviceOptions) if each.name.endswith("_draft")]
 
 
@@ -308,7 +309,7 @@ def _draft_names() -> dict[str, str]:
         "device": "devices",
         "override_tensor": "override_tensors",
     }
-    of_target = [name.removesuffix("_draft") for name in _draft_fields()]
+    of_target = [name.removesuffix("_draft") for name in draft_fields()]
     return {names.get(name, name): options[f"{name}_draft"] for name in of_target}
 
 

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
-    """One way of drafting; a new one is a row of ``KINDS`` and a line of ``drafters.build``.
+    """One way of drafting; a new one is a row of ``KINDS`` and one of ``drafters.build``.
 
     ``source`` names the drafts whose costs a summary shows. ``needs_draft``: it drafts with a
     second model, so that options of a draft model make sense. ``may_run_alone``: without a draft
-    model it lets the target run alone. ``reads_text``: it drafts what the tokens of the text
-    repeat, so that a recording of probabilities cannot replay it. ``needs_features``: it drafts
-    from the hidden states of the target's verified rows (``Verified.features``).
+    model it lets the target run alone, or ``fallback``, another kind, draft in its place.
+    ``reads_text``: it drafts what the tokens of the text repeat, so that a recording of
+    probabilities cannot replay it. ``needs_features``: it drafts from the hidden states of the
+    target's verified rows (``Verified.features``).
     """
 
     source: str
     needs_draft: bool = False
     may_run_alone: bool = False
+    fallback: str | None = None
     reads_text: bool = False
     needs_features: bool = False
 
@@ -29,7 +31,7 @@ class DrafterKind:
 
 
 KINDS = {
-    "model": DrafterKind("model", needs_draft=True, may_run_alone=True),
+    "model": DrafterKind("model", needs_draft=True, may_run_alone=True, fallback="ngram"),
     "ngram": DrafterKind("ngram", reads_text=True),
     "hybrid": DrafterKind("model", needs_draft=True, reads_text=True),
 }

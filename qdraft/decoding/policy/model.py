@@ -24,6 +24,11 @@ class Costs:
     v: Mapping[int, float]
     target_s: float | None = None
 
+    @property
+    def of_model(self) -> float:
+        """c of the draft model."""
+        return self.c["model"]
+
     def v_at(self, n: float) -> float:
         """v between and beyond the widths that were measured (``interpolate_v``)."""
         return interpolate_v(self.v, n)
