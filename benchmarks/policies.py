@@ -19,7 +19,6 @@ from pathlib import Path
 from rig import rig
 
 from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
-from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.rates import Counts, count
 from qdraft.llama.native import library_version
 from qdraft.session.generation import Generation
@@ -73,7 +72,6 @@ class Total:
 def measure(pairs: dict[str, Pair], sampling: SamplingParams, n_predict: int) -> dict[str, Total]:
     """Write each prompt under each policy with each pair, in turn. Costs start unknown."""
     for pair in pairs.values():  # a short text brings the weights into memory
-        pair.learned = Learned()
         pair.generate("Hi", sampling, DecodeParams(n_predict=8, n_draft=0)).read()
     totals: dict[str, Total] = {}
     for prompt in PROMPTS.values():

@@ -43,6 +43,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
 
 if TYPE_CHECKING:
+    from qdraft.decoding.sampling import History, Processor
     from qdraft.decoding.summary import Summary
     from qdraft.session.check import Check
     from qdraft.session.generation import Generation
@@ -56,8 +57,10 @@ if TYPE_CHECKING:
 _LATE = {
     "Check": "qdraft.session.check",
     "Generation": "qdraft.session.generation",
+    "History": "qdraft.decoding.sampling",
     "ModelInfo": "qdraft.session.pair",
     "Pair": "qdraft.session.pair",
+    "Processor": "qdraft.decoding.sampling",
     "Session": "qdraft.session.session",
     "Summary": "qdraft.decoding.summary",
     "open_pair": "qdraft.session.opening",
@@ -77,6 +80,7 @@ __all__ = [
     "EngineParams",
     "FinishReason",
     "Generation",
+    "History",
     "LogitsError",
     "ModelFileError",
     "ModelInfo",
@@ -85,6 +89,7 @@ __all__ = [
     "Pair",
     "PairError",
     "PairSpec",
+    "Processor",
     "QDraftError",
     "RollbackError",
     "Round",

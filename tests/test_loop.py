@@ -308,7 +308,7 @@ def test_p_min_stops_on_the_distribution_not_on_the_draw() -> None:
 
 def test_rows_after_a_rejection_are_not_looked_at() -> None:
     rows = np.array([[0, 1, 0], [np.nan] * 3], dtype=np.float32)
-    verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0))
+    verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0), "token")
     assert (verdict.n_accepted, verdict.n_tested, verdict.tokens[-1]) == (0, 1, 1)
 
 

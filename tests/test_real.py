@@ -17,6 +17,7 @@ from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import read_state
 from qdraft.llama.model import LlamaModel
 from qdraft.session.generation import Generation
+from qdraft.session.learned import Learning
 
 pytestmark = pytest.mark.real
 
@@ -164,7 +165,8 @@ def test_chunks_equal_the_whole(pair: Pair) -> None:
 
 
 def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Path]) -> None:
-    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as opened:
+    spec = PairSpec.of(*smollm2, EngineParams(n_ctx=512))
+    with Pair(spec, learning=Learning.stored) as opened:
         text = opened.generate(PROMPTS[0], GREEDY, DecodeParams(n_predict=60))
         text.read()
         assert text.check().explained
@@ -172,8 +174,10 @@ def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Pa
         assert opened.learned.costs.complete
         assert text.summary.conclusion
         learned = opened.learned.costs.medians(CONSTANTS.n_to_keep)
-    with Pair(PairSpec.of(*smollm2, EngineParams(n_ctx=512))) as again:
+    with Pair(spec, learning=Learning.stored) as again:
         assert again.learned.costs.medians() == learned
+    with Pair(spec) as fresh:
+        assert not fresh.learned.costs.complete
 
 
 def test_stop_string(pair: Pair) -> None:

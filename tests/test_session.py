@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 from qdraft import DecodeParams, EngineParams, FinishReason, Pair, PairSpec, SamplingParams
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import Round
+from qdraft.decoding.sampling import History, Processor, Row
 from qdraft.errors import ContextError, EngineError, UsageError
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Sequences
@@ -161,6 +164,16 @@ class TestSession:
             assert again.n_reused.target == 20 + len(first.tokens) - 1
 
 
+def never_twice(row: Row, history: History) -> Row:
+    """Forbid the token before, in the text or in the draft."""
+    row[history.last(1)] = -np.inf
+    return row
+
+
+def has_twice(tokens: Sequence[int]) -> bool:
+    return any(a == b for a, b in pairwise(tokens))
+
+
 class FakePair:
     """What a session asks of a pair, over fake sequences; ``opened`` are all that it has opened."""
 
@@ -258,6 +271,52 @@ class TestWithoutAModel:
         assert all(opened.target.closed for opened in pair.opened)  # type: ignore[attr-defined]
         assert not pair.holding
 
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_processors_change_both_sides(self, temperature: float) -> None:
+        sampling = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)
+        session = Session(FakePair())  # type: ignore[arg-type]
+
+        def texts_of(n_draft: int, processors: Sequence[Processor]) -> list[Generation]:
+            texts = []
+            for seed, prompt in enumerate(self.PROMPTS):
+                params = fixed(60, n_draft, seed)
+                texts.append(session.generate(prompt, sampling, params, processors=processors))
+                texts[-1].read()
+            return texts
+
+        def is_obeyed(text: Generation) -> bool:
+            whole = [*text.prompt[-1:], *text.tokens]
+            n_seen, drafts = 1, []
+            for round in text.rounds:
+                drafts.append([whole[n_seen - 1], *round.draft.tokens])
+                n_seen += len(round.tokens)
+            return not has_twice(whole) and not any(map(has_twice, drafts))
+
+        free, masked = texts_of(4, ()), texts_of(4, [never_twice])
+        assert not all(is_obeyed(text) for text in free)
+        assert all(is_obeyed(text) for text in masked)
+        assert sum(text.summary.n_accepted for text in masked) > 10
+        if temperature == 0:
+            alone = texts_of(0, [never_twice])
+            assert [text.tokens for text in masked] == [text.tokens for text in alone]
+
+    def test_a_text_whose_room_is_taken_ends_whole(self) -> None:
+        pair = FakePair()
+        session = Session(pair)  # type: ignore[arg-type]
+        params = replace(fixed(60), stop=("><9",))
+        text = session.generate([1, 2, 3], self.SAMPLING, params)
+        chunks = text.step() + text.step()
+        target = pair.opened[0].target
+        target.n_ctx = target.n_past + 1  # type: ignore[misc]
+        while more := text.step():
+            chunks += more
+        assert text.finish_reason is FinishReason.CONTEXT_FULL
+        assert len(text.rounds) == 2
+        assert len(text.tokens) == text.summary.n_tokens
+        assert "".join(chunk.text for chunk in chunks) == text.text
+        assert text.text == "".join(f"<{token}>" for token in text.tokens)
+        assert not target.closed  # type: ignore[attr-defined]
+
     def test_an_error_gives_back_what_may_be_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = FakePair()
         session = Session(pair)  # type: ignore[arg-type]
@@ -314,6 +373,22 @@ class TestTakingTurns:
         assert long.finish_reason is FinishReason.INTERRUPTED
         assert long.step() == []
         assert pair.session().generate(user(2, 300), GREEDY, fixed()).read()
+
+    def test_a_text_ends_when_another_has_taken_the_room(self, files: tuple[Path, Path]) -> None:
+        for share_kv in ("on", "off"):
+            small = EngineParams(n_ctx=256, n_threads=1)
+            with Pair(PairSpec.of(*files, small, share_kv=share_kv)) as opened:
+                texts = [opened.session().generate(user(i, 30), PLAIN, fixed(-1)) for i in (1, 2)]
+                waiting = list(texts)
+                while waiting:
+                    waiting = [text for text in waiting if text.step()]
+                assert {text.finish_reason for text in texts} == {FinishReason.CONTEXT_FULL}
+                n_held = sum(len(text.prompt) + len(text.tokens) for text in texts)
+                assert (
+                    n_held == 256 + 1
+                )  # the last token of a text needs no cell until the next round
+                with pytest.raises(ContextError, match="the prompt has 5 tokens, but the context"):
+                    opened.session().generate(user(3), GREEDY, fixed()).read()
 
     def test_too_many_at_once_is_said(self, pair: Pair) -> None:
         texts = [pair.session().generate(user(i), GREEDY, fixed()) for i in range(8)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,18 @@ class TokenSequence(Protocol):
 
     def close(self) -> None:
         """Give the cells back; nothing else may be called then."""
+        ...
+
+
+@runtime_checkable
+class Features(Protocol):
+    """What a sequence may offer beside ``TokenSequence``, for drafters that need it."""
+
+    def features(self, n: int) -> NDArray[np.float32]:
+        """The hidden states of the last ``n`` tokens of the last eval, shape [n, n_embd].
+
+        They are borrowed until the next eval.
+        """
         ...
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qdraft.decoding.drafters.protocol import Drafter, Verified
-from qdraft.decoding.engine import TokenSequence
+from qdraft.decoding.engine import Features, TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
 from qdraft.decoding.records import FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
@@ -54,7 +57,8 @@ class Decoding:
     Between rounds the target's cache holds ``tokens`` but the last one: row 0 of the next verify
     batch belongs to that one. The first round reads what the cache does not hold of the prompt.
 
-    Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token.
+    Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token, and
+    UsageError if the drafter needs features and ``target`` offers none.
     """
 
     target: TokenSequence
@@ -70,6 +74,7 @@ class Decoding:
     tokens: list[int] = field(init=False)
     finish_reason: FinishReason | None = field(init=False)
     n_rounds: int = field(default=0, init=False)
+    features: Callable[[int], NDArray[np.float32]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         n_prompt, n_ctx = len(self.prompt), self.target.n_ctx
@@ -78,19 +83,29 @@ class Decoding:
                 f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}",
                 hint="raise -c, or shorten the prompt; leave room for at least one token",
             )
+        if getattr(self.drafter, "needs_features", False):
+            if not isinstance(self.target, Features):
+                raise UsageError("the drafter needs hidden states, but the target offers none")
+            self.features = self.target.features
         self.tokens = list(self.prompt)
         self.finish_reason = FinishReason.LENGTH if self.n_predict == 0 else None
         self.target.keep(self.prompt[:-1])
         self.drafter.begin(self.prompt)
 
     def __iter__(self) -> Iterator[Round]:
-        while self.finish_reason is None:
+        while self.check_end() is None:
             yield self.step()
+
+    def check_end(self) -> FinishReason | None:
+        """Why there is no next round, if there is none: other texts may have taken the room."""
+        if self.finish_reason is None and self._room() < 1:
+            self.finish_reason = FinishReason.CONTEXT_FULL
+        return self.finish_reason
 
     def step(self) -> Round:
         """Make one round. Raises LogitsError on bad target logits, UsageError after the end."""
-        if self.finish_reason is not None:
-            raise UsageError(f"the text has ended: {self.finish_reason.value}")
+        if reason := self.check_end():
+            raise UsageError(f"the text has ended: {reason.value}")
         tokens, target, sampler, rng = self.tokens, self.target, self.sampler, self.rng
         index, n_context, room = self.n_rounds, len(tokens), self._room()
         pending = tokens[target.n_past :]
@@ -117,8 +132,12 @@ class Decoding:
 
         # Commit: both caches keep every token but the last.
         tokens += emitted
+        features = None
+        if self.features:
+            n_kept = len(pending) + len(emitted) - 1
+            features = self.features(len(pending) + draft.n)[:n_kept]
         target.truncate(len(tokens) - 1)
-        self.drafter.accept(Verified(tokens, min(verdict.n_accepted, len(emitted))))
+        self.drafter.accept(Verified(tokens, min(verdict.n_accepted, len(emitted)), features))
         times = Times(drafted - started, verified - drafted, self.clock() - verified)
         n_prompt = len(pending) if index == 0 else 0
         kept = draft.without_probs()

@@ -26,7 +26,7 @@ def verify(
     context: Sequence[int],
     sampler: Sampler,
     rng: Rng,
-    rule: str = "token",
+    rule: str,
 ) -> Verdict:
     """Verify a draft of k tokens against the target's logits, shape [k + 1, n_vocab].
 

@@ -12,7 +12,7 @@ from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, SamplingParams
 from qdraft.decoding.rng import SeededRng
-from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.sampling import Processor, Sampler
 from qdraft.decoding.summary import Summary, summarize
 from qdraft.errors import ContextError, QDraftError, UsageError
 from qdraft.llama.spec import Both
@@ -37,12 +37,13 @@ class Generation:
         prompt: Sequence[int],
         sampling: SamplingParams,
         params: DecodeParams,
+        processors: Sequence[Processor] = (),
     ) -> None:
         self.session = session
         self._pair = session.pair
         self._params = params
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
-        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens)
+        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors)
         self._reader = TextReader(self._pair.vocab, params.stop)
         self._decoding: Decoding | None = None
         self._started_at: float | None = None
@@ -73,17 +74,17 @@ class Generation:
     def step(self) -> list[Chunk]:
         """Make one round and return its chunks; none if the text has ended.
 
-        Raises ContextError if the prompt leaves no room, EngineError if the pair is closed or has
-        no sequence left, and what decoding raises. The text has then ended.
+        A text whose room other texts have taken ends with CONTEXT_FULL. Raises ContextError if the
+        prompt leaves no room, EngineError if the pair is closed or has no sequence left, and what
+        decoding raises. The text has then ended.
         """
         with self._pair.lock:
             if self._ended:
                 return []
             try:
                 decoding = self._decoding or self._start()
-                if decoding.finish_reason is not None:  # the caller wants no tokens
-                    self._end()
-                    return []
+                if decoding.check_end():  # the caller wants no tokens, or other texts took the room
+                    return self._finish()
                 return self._take(decoding.step())
             except BaseException as error:
                 self._failed = isinstance(error, QDraftError)
@@ -112,8 +113,8 @@ class Generation:
         """Why the text ended; INTERRUPTED until it has, ERROR if an error ended it."""
         if self._params.n_predict == 0:
             return FinishReason.LENGTH
-        last = self.rounds[-1].finish_reason if self.rounds else None
-        return last or (FinishReason.ERROR if self._failed else FinishReason.INTERRUPTED)
+        reason = self._decoding.finish_reason if self._decoding else None
+        return reason or (FinishReason.ERROR if self._failed else FinishReason.INTERRUPTED)
 
     @property
     def summary(self) -> Summary:
@@ -177,10 +178,15 @@ class Generation:
         if self._ttft_s is None and self._started_at is not None:
             self._ttft_s = time.perf_counter() - self._started_at
         if round.finish_reason is not None:
-            self._pair.save_costs()
-            if held := self._end():
-                chunks.append(Chunk(held, None, None, round.index))
+            chunks += self._finish()
         return chunks
+
+    def _finish(self) -> list[Chunk]:
+        """End a text that is whole; the chunk holds what was held back, if there is any."""
+        if self.rounds:
+            self._pair.save_costs()
+        held = self._end()
+        return [Chunk(held, None, None, len(self.rounds) - 1)] if held else []
 
     def _end(self, *, intact: bool = True) -> str:
         """End the text and return what was held back of it; the caller holds the pair's lock.

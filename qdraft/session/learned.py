@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
+from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import Round
 from qdraft.llama.context import LlamaContext
+from qdraft.llama.kv_copy import KvSharing
 from qdraft.llama.placed import Placed
 from qdraft.llama.spec import Both, PairSpec
 from qdraft.session.contention import Contention
@@ -17,24 +20,31 @@ log = logging.getLogger(__name__)
 
 
 class Learning:
-    """Learns from each round of a pair; ``learned`` holds what the drafting policy uses.
+    """Learns from each round of a pair; ``learned`` holds what the drafting policy uses."""
 
-    Costs start from those of earlier runs with the same files, settings and machine.
-    """
-
-    def __init__(self, spec: PairSpec, placed: Both[Placed], *, shared_kv: bool) -> None:
-        facts = [file_facts(model.path, model.params) for model in spec.models]
-        over_a_link = bool(placed.target.remote)
-        self._path: Path | None = store_path("costs", *facts, str(shared_kv))
-        costs = load_costs(self._path, over_a_link=over_a_link)
+    def __init__(self, costs: CostTable, placed: Both[Placed], path: Path | None = None) -> None:
+        """``path`` is where ``save`` stores the costs; None: nowhere."""
         self.learned = Learned(costs)
+        self._path = path
         # Fewer threads help only if the CPU computes. The delays of a link look like contention.
         on_cpu = placed.target.n_offloaded < len(placed.target.layers)
-        can_watch = on_cpu and not over_a_link
+        can_watch = on_cpu and not costs.over_a_link
         self._contention = Contention(costs.target_s) if can_watch else None
 
+    @classmethod
+    def fresh(cls, spec: PairSpec, placed: Both[Placed], kv: KvSharing) -> Learning:
+        """Start from nothing, and store nothing."""
+        return cls(CostTable(over_a_link=bool(placed.target.remote)), placed)
+
+    @classmethod
+    def stored(cls, spec: PairSpec, placed: Both[Placed], kv: KvSharing) -> Learning:
+        """Start from the costs of earlier runs with the same files, settings and machine."""
+        facts = [file_facts(model.path, model.params) for model in spec.models]
+        path = store_path("costs", *facts, str(kv.shared))
+        return cls(load_costs(path, over_a_link=bool(placed.target.remote)), placed, path)
+
     def save(self) -> None:
-        """Store the costs for later runs."""
+        """Store the costs for later runs, unless they are fresh or the threads have changed."""
         if self._path:
             save_costs(self._path, self.learned.costs)
 
@@ -54,3 +64,7 @@ class Learning:
             context.use_threads(max(1, context.n_threads // 2))
         self._contention = Contention()
         self._path = None  # these costs are not those of the next run, which has all threads
+
+
+# Makes what a pair learns with, once it is loaded: ``Learning.fresh``, ``Learning.stored``.
+MakeLearning = Callable[[PairSpec, Both[Placed], KvSharing], Learning]

@@ -17,6 +17,7 @@ from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
 from qdraft.placement.plan import Given, Plan, make_plan
+from qdraft.session.learned import Learning
 from qdraft.session.pair import Pair
 
 log = logging.getLogger(__name__)
@@ -70,10 +71,10 @@ def open_pair(  # noqa: PLR0913 (the public door, whose keywords are documented)
 def open_spec(spec: PairSpec, progress: Progress = no_progress) -> Pair:
     """Open what ``spec`` describes; a plan places the layers unless the spec sets their number.
 
-    The draft stays on this machine unless its params name a server's device. A plan may leave the
-    draft out, and logs that, unless the spec demands the draft, shared KV cells or a number of
-    draft layers. Raises what ``Pair`` raises, ServerError, and DeviceMemoryError if memory runs out
-    in every try.
+    The pair starts from the costs that earlier runs have stored, and stores its own. The draft
+    stays on this machine unless its params name a server's device. A plan may leave the draft out,
+    and logs that, unless the spec demands the draft, shared KV cells or a number of draft layers.
+    Raises what ``Pair`` raises, ServerError, and DeviceMemoryError if memory runs out in every try.
     """
     connect(spec.servers)
     spec = replace(spec, models=keep_draft_local(spec.models))
@@ -133,7 +134,7 @@ def keep_draft_local(models: Both[ModelSpec]) -> Both[ModelSpec]:
 def _open_as_asked(spec: PairSpec, progress: Progress) -> Pair:
     """Load the models exactly as their params say."""
     try:
-        pair = Pair(spec, progress)
+        pair = Pair(spec, progress, Learning.stored)
     except DeviceMemoryError as error:
         raise DeviceMemoryError(str(error), hint=_what_fits(spec.models)) from error
     params = spec.models.target.params
@@ -172,7 +173,7 @@ def _open_planned(spec: PairSpec, progress: Progress) -> Pair:
 def _open_plan(spec: PairSpec, plan: Plan, progress: Progress) -> Pair:
     if spec.models.draft and not plan.models.draft:
         log.info("running without the draft: that memory is better spent on target layers")
-    return Pair(replace(spec, models=plan.models), progress)
+    return Pair(replace(spec, models=plan.models), progress, Learning.stored)
 
 
 def describe_plan(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
+from qdraft.decoding.sampling import Processor
 from qdraft.errors import EngineError, PairError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.context import LlamaContext
@@ -25,7 +26,7 @@ from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.generation import Generation
-from qdraft.session.learned import Learning
+from qdraft.session.learned import Learning, MakeLearning
 from qdraft.session.session import Session
 from qdraft.session.store import file_facts, find_bit_identity
 
@@ -64,14 +65,25 @@ class Pair:
 
     Several texts can be in the making, in one thread or in several: each has its own sequences, and
     the steps of all of them take turns.
+
+    Of target and draft, ``models`` (also ``target`` and ``draft``) describes the loaded files,
+    ``contexts`` holds the llama.cpp contexts, and ``placed`` says what is on which device. ``spec``
+    is what was loaded, ``vocab`` the target's vocabulary, and ``kv`` says whether the draft gets
+    the target's KV cells. ``learned`` is what the drafting policy has learned, ``can_draft`` says
+    whether the target can verify drafts, and whoever uses ``contexts`` holds ``lock``.
     """
 
-    def __init__(self, spec: PairSpec, progress: Progress = no_progress) -> None:
+    def __init__(
+        self,
+        spec: PairSpec,
+        progress: Progress = no_progress,
+        learning: MakeLearning = Learning.fresh,
+    ) -> None:
         """Load what ``spec`` describes, as it says, and check that the vocabularies are the same.
 
-        This connects to no server and makes no plan; ``open_spec`` does. ``kv`` says whether the
-        draft gets the target's KV cells. Raises ModelFileError, PairError, UsageError or
-        EngineError, and then frees what it has loaded.
+        This connects to no server and makes no plan; ``open_spec`` does. It also has the pair start
+        from the costs of earlier runs (``Learning.stored``). Raises ModelFileError, PairError,
+        UsageError or EngineError, and then frees what it has loaded.
         """
         self.lock = threading.RLock()
         self._sessions: set[Session] = set()  # those that hold sequences
@@ -89,7 +101,7 @@ class Pair:
                 flash_attn=all(model.params.flash_attn != "off" for model in self.spec.models),
             )
             self.placed = self.contexts.map(lambda context: context.placed)
-            self._learning = Learning(self.spec, self.placed, shared_kv=self.kv.shared)
+            self._learning = learning(self.spec, self.placed, self.kv)
         except BaseException:
             self.close()
             raise
@@ -166,10 +178,6 @@ class Pair:
         """What the drafting policy has learned about this pair, from text to text."""
         return self._learning.learned
 
-    @learned.setter
-    def learned(self, learned: Learned) -> None:
-        self._learning.learned = learned
-
     @property
     def can_draft(self) -> bool:
         """False for a recurrent or hybrid target, which cannot take tokens back."""
@@ -194,15 +202,20 @@ class Pair:
         *,
         system: str | None = None,
         raw: bool = False,
+        processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``; iterate the result for its chunks.
 
         The prompt goes through the model's chat template, with ``system`` before it, unless the
-        model has none or ``raw`` is set. The text gives its cells back when it ends; a ``session``
+        model has none or ``raw`` is set. Each of ``processors`` maps ``(row, history)`` to a row of
+        logits, on the target's side and the draft's, after those of ``sampling``; it keeps state by
+        prefix only (see ``Processor``). The text gives its cells back when it ends; a ``session``
         keeps them for the next text. Raises UsageError for an empty prompt.
         """
         session = Session(self, keep=False)
-        return session.generate(prompt, sampling, decode, system=system, raw=raw)
+        return session.generate(
+            prompt, sampling, decode, system=system, raw=raw, processors=processors
+        )
 
     def session(self) -> Session:
         """Open a session, whose texts reuse the cells of the tokens that they have in common."""
@@ -252,7 +265,7 @@ class Pair:
         self._learning.watch(round, self.contexts)
 
     def save_costs(self) -> None:
-        """Store the costs of the rounds for later runs."""
+        """Store the costs of the rounds for later runs, if the pair started from stored ones."""
         self._learning.save()
 
     def bit_identity(self, n_most: int) -> BitIdentity:

@@ -9,6 +9,7 @@ from qdraft.decoding.drafters.build import build_drafter
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.decoding.sampling import Processor
 from qdraft.errors import EngineError, UsageError
 from qdraft.session.generation import Generation
 from qdraft.session.text import encode_prompt
@@ -51,6 +52,7 @@ class Session:
         *,
         system: str | None = None,
         raw: bool = False,
+        processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``, which is text or token ids; see ``Pair.generate``.
 
@@ -62,7 +64,9 @@ class Session:
             tokens = list(prompt)
         if not tokens:
             raise UsageError("the prompt has no tokens")
-        return Generation(self, tokens, sampling or SamplingParams(), decode or DecodeParams())
+        return Generation(
+            self, tokens, sampling or SamplingParams(), decode or DecodeParams(), processors
+        )
 
     def start(self, text: Generation) -> Sequences:
         """Return the sequences for a text that begins; the caller holds the pair's lock.

@@ -13,8 +13,7 @@ class DrafterKind:
     second model, so that options of a draft model make sense. ``may_run_alone``: without a draft
     model it lets the target run alone, or ``fallback``, another kind, draft in its place.
     ``reads_text``: it drafts what the tokens of the text repeat, so that a recording of
-    probabilities cannot replay it. ``needs_features``: it drafts from the hidden states of the
-    target's verified rows (``Verified.features``).
+    probabilities cannot replay it.
     """
 
     source: str
@@ -22,7 +21,6 @@ class DrafterKind:
     may_run_alone: bool = False
     fallback: str | None = None
     reads_text: bool = False
-    needs_features: bool = False
 
     @property
     def requires_draft(self) -> bool:

@@ -20,8 +20,9 @@ class Verified:
     """What a drafter learns after a round.
 
     ``tokens`` is the text up to the round's last token, of which the last ``n_accepted`` before
-    that one were drafted. ``features`` are the target's hidden states of the round's tokens,
-    shape [n_emitted, n_embd], for drafters that work on them; None if nobody asked for them.
+    that one were drafted. ``features`` are the target's hidden states of the tokens that it read
+    in the round, as far as they are in the text, shape [n, n_embd]: those of the prompt at first.
+    They are borrowed until the next eval, and None for a drafter that does not need them.
     """
 
     tokens: Sequence[int]
@@ -30,7 +31,10 @@ class Verified:
 
 
 class Drafter(Protocol):
-    """Proposes tokens, and learns after each round how many of them stand."""
+    """Proposes tokens, and learns after each round how many of them stand.
+
+    One whose attribute ``needs_features`` is true gets ``Verified.features``.
+    """
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A text starts with ``prompt``; keep what an earlier text has in common with it."""

@@ -94,8 +94,10 @@ class CostGate:
        gained more than it lost (debt below 0).
     4. Probe. The first token of a probe is drafted although it is expected to lose. The bound 3
        is then one token, whatever the table says of its cost, unless the budget is exhausted.
-    5. Reading. A drafter more than ``n_read_free`` tokens behind drafts only if the gain of
-       ``n_horizon`` tokens exceeds the time to read them, or if the budget affords that time.
+    5. Reading. A drafter more than ``n_read_free`` tokens behind drafts only if ``n_horizon``
+       tokens, at (gain - price) / (1 + price) each, gain more than the time to read, min(1, c)
+       times the target's, or if the budget affords that time. The first rounds, of one token
+       until the costs are complete, read whatever it costs.
     6. No token below ``p_min`` is offered.
     """
 
