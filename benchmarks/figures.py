@@ -78,7 +78,7 @@ def of_kind(rows: Rows, pair: str, kind: str) -> float:
 
 
 def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The figures that this benchmark is held to."""
+    """The figures that the benchmark holds qdraft to."""
 
     def against(pair: str, temperature: float, contender: str) -> float:
         chosen = select(rows, pair=pair, temperature=temperature)
@@ -120,7 +120,7 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
             alone = select(chosen, contender=ALONE)
             for name in dict.fromkeys(r["contender"] for r in chosen):
                 own = select(chosen, contender=name)
-                sure = interval(own, alone)
+                gain = interval(own, alone)
                 counts = _counts(own)
                 out.append(
                     [
@@ -128,8 +128,8 @@ def lines(report: dict[str, Any]) -> list[list[str]]:
                         f"{temperature:g}",
                         name,
                         f"{speed(own):.1f}",
-                        f"{sure.value:.2f}",
-                        "" if sure.low is None else f"{sure.low:.2f} to {sure.high:.2f}",
+                        f"{gain.value:.2f}",
+                        "" if gain.low is None else f"{gain.low:.2f} to {gain.high:.2f}",
                         "" if counts.alpha is None else f"{counts.alpha:.3f}",
                         "" if counts.draft_yield is None else f"{counts.draft_yield:.3f}",
                         "" if counts.tau is None else f"{counts.tau:.2f}",
@@ -142,10 +142,10 @@ HEAD = ["pair", "T", "contender", "t/s", "x alone", "95 %", "alpha", "yield", "t
 
 
 def table(report: dict[str, Any]) -> str:
-    """For a terminal."""
+    """The report as text for a terminal."""
     body = [HEAD, *lines(report)]
     widths = [max(len(row[i]) for row in body) for i in range(len(HEAD))]
-    padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in body)
+    padded = ([entry.ljust(w) for entry, w in zip(row, widths, strict=True)] for row in body)
     text = "\n".join("  ".join(row).rstrip() for row in padded)
     measured = "\n".join(
         f"{name:<26}{x:6.3f}  {WANTED[name]}" for name, x in report["bars"].items()

@@ -1,7 +1,7 @@
 """llama.cpp's own tools, built from the source that the installed llama-cpp-python was built from.
 
-The source comes out of that version's source distribution, so that the tools and qdraft run the
-same code. Built once into the cache; needs the extra `bench` (cmake, ninja, scikit-build-core).
+The source comes from that version's source distribution, so that the tools and qdraft run the same
+code. Builds them once, into the cache; needs the extra `bench` (cmake, ninja, scikit-build-core).
 
     python benchmarks/llamacpp.py            # builds what is missing, prints the paths
 """
@@ -46,7 +46,7 @@ def tool(name: str) -> Path:
     build_folder = folder / ("-".join(["build", *own_options()]).replace("/", "_"))
     path = build_folder / "bin" / name
     if not path.exists():
-        build(source(folder), build_folder)
+        build(find_tree(folder), build_folder)
     return path
 
 
@@ -55,7 +55,7 @@ def own_options() -> list[str]:
     return [part.removeprefix("-D") for part in shlex.split(os.environ.get("CMAKE_ARGS", ""))]
 
 
-def source(folder: Path) -> Path:
+def find_tree(folder: Path) -> Path:
     """The llama.cpp tree in the source distribution; downloads and unpacks it if it is missing."""
     name = f"llama_cpp_python-{library_version()}"
     tree = folder / name / "vendor" / "llama.cpp"

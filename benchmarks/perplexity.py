@@ -1,7 +1,7 @@
 """qdraft compare's perplexity and KL figures against llama.cpp's own llama-perplexity.
 
-Same file, text, context and chunks. Prints both and their ratio; exits with status 1 if a figure is
-off by more than 1 %.
+Both use the same files, text, context and chunks. Prints both figures and their ratio; exits with
+status 1 if a figure is off by more than 1 %.
 
     python benchmarks/perplexity.py [--size small] [--draft Q4_K_M] [--json FILE]
 """
@@ -38,8 +38,8 @@ SAME = {
 PERCENT = ("RMS Δp", "Same top p")
 
 
-def theirs(reference: Path, draft: Path, text: Path) -> dict[str, float]:
-    """llama-perplexity's figures."""
+def run_llama_perplexity(reference: Path, draft: Path, text: Path) -> dict[str, float]:
+    """Return llama-perplexity's figures."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base.kld"
         options = [
@@ -57,7 +57,7 @@ def theirs(reference: Path, draft: Path, text: Path) -> dict[str, float]:
             "0",
             "--kl-divergence-base",
             str(base),
-            "--no-repack",  # repacked weights round differently, and qdraft scores without
+            "--no-repack",  # repacked weights round differently, and qdraft scores without them
         ]
         run = [str(tool("llama-perplexity"))]
         subprocess.run([*run, "-m", str(reference), *options], check=True, capture_output=True)
@@ -76,8 +76,8 @@ def theirs(reference: Path, draft: Path, text: Path) -> dict[str, float]:
     return figures
 
 
-def ours(reference: Path, draft: Path, text: Path) -> dict[str, float]:
-    """qdraft's."""
+def run_compare(reference: Path, draft: Path, text: Path) -> dict[str, float]:
+    """Return the figures of qdraft compare."""
     done = subprocess.run(
         [
             sys.executable,
@@ -121,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text(evaluation_text(), encoding="utf-8")
-        measured, wanted = ours(*files, text), theirs(*files, text)
+        measured, wanted = run_compare(*files, text), run_llama_perplexity(*files, text)
     for name, value in measured.items():
         print(f"{name:<18}{value:10.5f} {wanted[name]:10.5f}  {value / wanted[name]:7.4f}")
     if args.json:

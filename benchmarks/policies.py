@@ -1,8 +1,8 @@
 """Compare the target alone, fixed draft lengths and cost-aware drafting, with own and shared KV.
 
 One run on the large rig takes the policies in turn for each prompt, with fresh caches for each
-text. End-of-generation tokens are banned, so that every text has the same length. The figure is
-total tokens over total seconds, prompt included, as a ratio to the target alone.
+text. It bans end-of-generation tokens, so that every text has the same length. The figure is total
+tokens over total seconds, prompt included, as a ratio to the target alone.
 
     python benchmarks/policies.py --draft Q4_K_M --temperature 0 [--json FILE]
 """

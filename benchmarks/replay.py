@@ -1,6 +1,6 @@
 """Whether a replay predicts what drafting does live: alpha and speed-up, both ways, on the rig.
 
-The pair is recorded on six prompts. Each way of drafting is then replayed, and run live on the same
+Records the pair on six prompts. Then replays each way to draft, and runs it live on the same
 prompts with other random numbers, beside the target alone.
 
     python benchmarks/replay.py [--size small] [--draft Q4_K_M] [--n-predict 96] [--json FILE]

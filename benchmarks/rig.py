@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 IMATRIX = "-im"  # Q2_K-im: quantized with an importance matrix
-N_WRITTEN = 3072  # tokens of the model's own text in it, beside the built-in text
+N_WRITTEN = 3072  # tokens of the model's own text in it, besides the built-in text
 
 
 def rig(size: str, file_type: str = "F16") -> Path:

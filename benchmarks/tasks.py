@@ -1,4 +1,4 @@
-"""Prompts of the benchmark beside those of `qdraft bench` (qdraft/study/prompts.py)."""
+"""Prompts of the benchmark besides those of `qdraft bench` (qdraft/study/prompts.py)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """qdraft against the target alone and against llama.cpp's speculative tools, in one run.
 
-Same files, prompts, threads and number of tokens, interleaved per prompt in changing order, every
-text with caches of its own, end-of-generation tokens banned. Speed is total tokens over total
-seconds after the first token; the time to the first token is measured apart. The costs that
-qdraft keeps from run to run are learned on a text that does not count.
+All contenders use the same files, prompts, threads and number of tokens. They take turns on each
+prompt in changing order, every text has caches of its own, and end-of-generation tokens are banned.
+Speed is total tokens over total seconds after the first token; the time to the first token is
+measured apart. qdraft learns the costs that it keeps from run to run on a text that does not count.
 
     python benchmarks/versus.py --quick                     # the bars, under 4 minutes
     python benchmarks/versus.py --json FILE --page FILE     # everything
@@ -34,7 +34,7 @@ from qdraft.session.text import encode_prompt
 from qdraft.study.prompts import KINDS, WARM_UP
 
 SERVER = "llama-server"
-# qdraft without one of its mechanisms each. The first uses the pair that does not share cells.
+# qdraft, each time without one of its mechanisms. The first uses the pair that shares no cells.
 WITHOUT = {
     "qdraft, own KV": DecodeParams(),
     "qdraft, fixed 4": DecodeParams(draft_policy="fixed", n_draft=4),
@@ -62,7 +62,7 @@ class Text:
 
 
 class Bench:
-    """A pair of files, its contenders, and what they wrote so far."""
+    """A pair of files, its contenders, and the texts that they have written so far."""
 
     def __init__(self, name: str, target: Path, draft: Path, args: argparse.Namespace) -> None:
         self.name, self.args = name, args
@@ -123,16 +123,18 @@ class Bench:
         speeds: dict[float, dict[Setting, float]] = {t: {} for t in chosen}
         for setting in (settings[0], settings[2]) if quick else settings:
             server = Server(*self._files, setting)
-            for temperature, of in speeds.items():
+            for temperature, by_setting in speeds.items():
                 runs = [
                     server.run(self.encode(prompt), self.args.n_predict // 2, temperature, 5)
                     for prompt in TUNING[: 1 if quick else 2]
                 ]
-                of[setting] = sum(r.n_tokens for r in runs) / sum(r.seconds for r in runs)
-                say(f"{self.name}: T {temperature:g}, {setting}: {of[setting]:.2f} t/s")
+                speed = sum(r.n_tokens for r in runs) / sum(r.seconds for r in runs)
+                by_setting[setting] = speed
+                say(f"{self.name}: T {temperature:g}, {setting}: {speed:.2f} t/s")
             server.close()
-        for temperature, of in speeds.items():
-            self.tuned[temperature] = best = max(of, key=lambda setting: of[setting])
+        for temperature, by_setting in speeds.items():
+            best = max(by_setting, key=lambda setting: by_setting[setting])
+            self.tuned[temperature] = best
             if str(best) not in self._servers:
                 self._servers[str(best)] = Server(*self._files, best)
 
@@ -175,22 +177,21 @@ class Bench:
         return contenders
 
     def run(self, kinds: Mapping[str, Sequence[str]], temperatures: Sequence[float]) -> None:
-        """Run every contender on every prompt, in an order that turns with the prompt."""
-        place = 0
+        """Run every contender on every prompt, in an order that rotates with the prompt."""
+        n_runs = 0
         for kind, prompts in kinds.items():
             for i, prompt in enumerate(prompts):
                 for temperature in temperatures:
                     contenders = list(self.contenders(temperature).items())
-                    place += 1
-                    turn = place % len(contenders)
+                    n_runs += 1
+                    turn = n_runs % len(contenders)
                     for name, write in contenders[turn:] + contenders[:turn]:
                         self.outside_s = self.last = None
-                        ran = write(prompt, 100 + i)
-                        self._keep(kind, i, temperature, name, ran)
+                        self._keep(kind, i, temperature, name, write(prompt, 100 + i))
                     say(f"{self.name}: {kind} {i}, temperature {temperature:g}")
 
-    def _keep(self, kind: str, i: int, temperature: float, name: str, ran: Run) -> None:
-        s = self.last
+    def _keep(self, kind: str, i: int, temperature: float, name: str, run: Run) -> None:
+        summary = self.last
         self.texts.append(
             Text(
                 self.name,
@@ -198,13 +199,13 @@ class Bench:
                 i,
                 temperature,
                 name,
-                ran.n_tokens,
-                ran.seconds,
-                ran.n_drafted,
-                s.n_tested if s else 0,
-                ran.n_accepted,
-                sum(s.accepted_histogram) if s else 0,
-                s.predicted_speedup if s else None,
+                run.n_tokens,
+                run.seconds,
+                run.n_drafted,
+                summary.n_tested if summary else 0,
+                run.n_accepted,
+                sum(summary.accepted_histogram) if summary else 0,
+                summary.predicted_speedup if summary else None,
                 self.outside_s,
             )
         )
@@ -259,8 +260,8 @@ def main() -> None:
                 tuned[name] = {f"T {t:g}": str(setting) for t, setting in bench.tuned.items()}
             else:
                 args.n_predict *= 4  # it is so fast that short texts measure nothing
-            few = args.quick and draft != "Q4_K_M"
-            bench.run(kinds, temperatures[:1] if few else temperatures)
+            greedy_only = args.quick and draft != "Q4_K_M"
+            bench.run(kinds, temperatures[:1] if greedy_only else temperatures)
             if draft == "Q4_K_M":
                 firsts = list(bench.first_tokens(3 if args.quick else 9))
             known = bench.pair.learned.costs.medians()

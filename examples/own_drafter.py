@@ -1,7 +1,7 @@
 """The loop with a drafter of one's own, on a fake sequence: no model needed.
 
-The drafter guesses that the text repeats what followed the last token before. Whatever it
-proposes, the emitted text is the target's.
+The drafter guesses that the text continues as it did when its last two tokens occurred before.
+Whatever it proposes, the emitted text is the target's.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ def logits(tokens: tuple[int, ...]) -> list[float]:
 
 
 def repeat(context: Sequence[int]) -> Sequence[int]:
-    """What followed the last place where the last two tokens stood together."""
-    for place in range(len(context) - 3, 0, -1):
-        if list(context[place - 1 : place + 1]) == list(context[-2:]):
-            return context[place + 1 :]
+    """What followed the latest earlier occurrence of the last two tokens."""
+    for i in range(len(context) - 3, 0, -1):
+        if list(context[i - 1 : i + 1]) == list(context[-2:]):
+            return context[i + 1 :]
     return []
 
 

@@ -51,7 +51,7 @@ class FakeVocab:
         return b"" if token in self._end else self._pieces[token]
 
     def tokenize(self, text: str) -> list[int]:
-        """Longest match first; BOS goes in front if there is one."""
+        """Take the longest match first, and put BOS in front if there is one."""
         data, tokens = text.encode(), [self.bos] if self.bos >= 0 else []
         order = sorted(range(len(self._pieces)), key=lambda t: -len(self._pieces[t]))
         while data:
@@ -158,7 +158,7 @@ class ScriptedDrafter:
 
 
 class FakeClock:
-    """A clock that moves ``step`` seconds at every look."""
+    """A clock that advances by ``step`` seconds each time it is read."""
 
     def __init__(self, step: float = 1.0) -> None:
         self.now = 0.0
@@ -185,9 +185,9 @@ class EnumeratingRng:
         return self._take(weights / weights.sum())
 
     def _take(self, probs: NDArray[np.float64]) -> int:
-        live = np.flatnonzero(probs)  # impossible branches are not walked
-        place = len(self.branches)
-        branch = int(live[self._path[place] if place < len(self._path) else 0])
+        live = np.flatnonzero(probs)  # leaves out impossible branches
+        depth = len(self.branches)
+        branch = int(live[self._path[depth] if depth < len(self._path) else 0])
         self.branches.append(len(live))
         self.weight *= float(probs[branch])
         return branch
@@ -196,8 +196,8 @@ class EnumeratingRng:
 def enumerate_law(run: Callable[[Rng], Result]) -> dict[Result, float]:
     """The exact probability of each result of a random program.
 
-    ``run`` is called once for every path of random decisions; it must be finite and
-    decide everything through the Rng that it is given.
+    Calls ``run`` once for each path of random decisions. ``run`` must be finite, and make every
+    random decision through the Rng that it gets.
     """
     law: dict[Result, float] = {}
     for rng, result in _paths(run):

@@ -225,7 +225,7 @@ def test_a_template_that_refuses_is_left_out(
     with Pair(PairSpec.of(smollm2[0], params=EngineParams(n_ctx=128), template=refuse)) as pair:
         ((n_prompt, tokens),) = write_texts(pair, ["Hello"], 5, SamplingParams())
     assert len(tokens) > n_prompt
-    assert "generating texts without the template" in caplog.text
+    assert "qdraft generates texts without the template" in caplog.text
 
 
 class TestCommand:

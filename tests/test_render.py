@@ -43,8 +43,8 @@ def test_summary_fits_80_columns() -> None:
         "accepted  0 ######################## 9\n"
         "time     draft 4.50 s, verify 14.50 s, other 0.00 s\n"
         "verdict  0.53 times the target alone (1.0 t/s): a draft token costs 0.25 target\n"
-        "         tokens, 3 rows cost 1.50; n_draft 2 pays from alpha 0.62, here it is\n"
-        "         0.00\n"
+        "         tokens, 3 rows cost 1.50; n_draft 2 pays off from alpha 0.62, here it\n"
+        "         is 0.00\n"
     )
 
 

@@ -193,7 +193,7 @@ def test_a_draft_that_turns_bad_is_dropped_and_one_that_turns_good_is_taken_up()
 
 
 def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
-    """With the table of an earlier run, a pair that cannot pay is not even tried."""
+    """With the table of an earlier run, qdraft does not even try a pair that cannot pay off."""
     machine, blend = CASES["hopeless"]
     costs = CostTable(Costs({"model": 0.9}, {n: steep(n) for n in (2, 3)}, 1.0))
     rounds = machine.generate(CostAwareSchedule(8, Learned(costs)), lambda n: blend, GREEDY, n=200)

@@ -107,9 +107,9 @@ class TestBench:
 
         assert verdict(sample()).startswith("too few prompts")
         fast = [sample(ours=1 + i / 100, prompt=i) for i in range(8)]
-        assert verdict(*fast).startswith("drafting pays: 1.2")
+        assert verdict(*fast).startswith("drafting pays off: 1.2")
         slow = [sample(ours=1.6 + i / 100, prompt=i) for i in range(8)]
-        assert verdict(*slow).startswith("drafting does not pay: 0.8")
+        assert verdict(*slow).startswith("drafting does not pay off: 0.8")
         even = [sample(ours=1.3, alone=1.3 + (i % 2) / 200, prompt=i) for i in range(8)]
         assert verdict(*even).startswith("drafting makes no difference: 1.00")
         wild = [sample(ours=0.7 + i / 5, prompt=i) for i in range(8)]
@@ -139,7 +139,7 @@ class TestBench:
         https://github.com/kekzl/imp/pull/1521
         """
         result = fold([sample(repetition=0.6), sample(), sample(spread=3.0), sample()], COSTS)
-        assert result.doubts == ("1 of 4 texts repeat themselves, which flatters any draft",)
+        assert result.doubts == ("1 of 4 texts repeat themselves, which favours any draft",)
         result = fold([sample(spread=3.0)] * 3, COSTS)
         assert result.doubts[0].startswith("the machine was noisy: the slowest tenth")
 
@@ -235,14 +235,14 @@ class TestComparison:
         result = conclude(REFERENCE, [rung("Q6_K", 400, 0.01, 0.9, Ratio(1.02, 0.94, 1.11))])
         assert result.recommendation.pair is None
         assert (
-            "its interval begins at 0.94: no draft is shown to pay"
+            "its interval begins at 0.94: no draft is shown to pay off"
             in result.recommendation.words[0]
         )
 
     def test_nothing_pays(self) -> None:
         result = conclude(REFERENCE, [rung("Q2_K", 100, 0.5, 0.9, Ratio(0.8))])
         assert (result.recommendation.pair, result.recommendation.single) == (None, None)
-        assert "no draft of these pays" in result.recommendation.words[0]
+        assert "none of these drafts pays off" in result.recommendation.words[0]
         assert "single file: no file is both" in result.recommendation.words[1]
 
     def test_a_rung_that_failed_is_a_row(self) -> None:
@@ -370,7 +370,7 @@ class TestExplain:
         assert interpolate_v({}, 1) == 1
 
     def test_no_acceptance_rate_would_do(self) -> None:
-        """If drafting does not pay, the finding says what would have to change.
+        """If drafting does not pay off, the finding says what would have to change.
 
         https://github.com/ggml-org/llama.cpp/issues/10594
         https://github.com/ggml-org/llama.cpp/issues/10664

@@ -2,7 +2,7 @@
 
     python examples/study/build.py
 
-writes ladder.html, bench.html and tune.html beside this file, with their JSON, and takes some ten
+writes ladder.html, bench.html and tune.html beside this file, with their JSON, and takes about ten
 minutes on two cores. Each page opens from disk.
 """
 

@@ -36,7 +36,7 @@ Rungs = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions(ImatrixOptions):
-    """The text that every rung is scored on, and how types become files."""
+    """The text to score every rung on, and how types become files."""
 
     file: Annotated[
         Path | None,

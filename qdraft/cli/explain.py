@@ -25,7 +25,7 @@ _PAIR, _SITUATION = "The pair's figures", "The situation"
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions(CostOptions):
-    """What is known of a pair: the figures of a bench, or figures given by hand."""
+    """What is known about a pair: the figures of a bench, or figures given by hand."""
 
     bench: Annotated[
         Path | None,
@@ -106,7 +106,7 @@ class SituationOptions(Group):
         option(
             _SITUATION,
             "--experts",
-            help="Experts that each token uses, of all, for example 8/64.",
+            help="Experts used per token out of all experts, for example 8/64.",
         ),
     ] = None
 
@@ -146,7 +146,7 @@ def explain(
 
 
 def _parse_alphas(text: str) -> dict[float, float]:
-    """The acceptance rates by temperature of 0.8, or of 0=0.9,1=0.8."""
+    """The acceptance rates by temperature, from text such as 0.8 or 0=0.9,1=0.8."""
     try:
         alphas = {
             float(part.partition("=")[0] if "=" in part else 0): float(part.rpartition("=")[2])
@@ -156,17 +156,18 @@ def _parse_alphas(text: str) -> dict[float, float]:
         alphas = {0.0: -1.0}
     if any(t < 0 or not 0 <= a <= 1 for t, a in alphas.items()):
         raise UsageError(
-            f"--alpha is {text} but must be from 0 to 1", hint="for example 0.8 or 0=0.9,1=0.8"
+            f"--alpha is {text} but must be from 0 to 1",
+            hint="give, for example, --alpha 0.8 or --alpha 0=0.9,1=0.8",
         )
     return alphas
 
 
 def _parse_experts(text: str) -> tuple[int, int]:
-    """The experts that a token uses, and all, of 8/64."""
+    """The numbers of experts per token and of all experts, from text such as 8/64."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 0 < int(match[1]) <= int(match[2]):
         raise UsageError(
-            f"--experts is {text} but must be the experts of a token, and all",
-            hint="for example --experts 8/64",
+            f"--experts is {text} but must be the experts per token and all experts",
+            hint="give, for example, --experts 8/64",
         )
     return int(match[1]), int(match[2])

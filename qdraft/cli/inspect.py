@@ -1,4 +1,4 @@
-"""`qdraft inspect`: what a GGUF file is, and whether two of them belong together."""
+"""`qdraft inspect`: what a GGUF file is, and whether two files belong together."""
 
 from __future__ import annotations
 

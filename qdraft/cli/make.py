@@ -22,7 +22,7 @@ from qdraft.making.calibration import MAX_WRITTEN, N_WRITTEN
 from qdraft.making.job import DEFAULT_TYPE, DraftJob, NamedDraft
 from qdraft.making.try_recipes import TriedRecipe
 from qdraft.render.console import show_json, talk_console
-from qdraft.render.make import ladder_view, made_view, planned_view
+from qdraft.render.make import ladder_view, made_view, previews_view
 from qdraft.render.progress import ProgressBars
 
 _DRAFT, _RECIPE = "Draft", "Recipe"
@@ -58,7 +58,7 @@ class DraftOptions(Group):
             help="Try several recipes, or each --type, and make the draft that is fastest.",
         ),
     ] = False
-    n_places: Annotated[
+    n_measured: Annotated[
         int,
         option(
             _DRAFT,
@@ -136,7 +136,7 @@ class RecipeOptions(MatrixOptions):
 
     @property
     def is_own(self) -> bool:
-        """Does the user give more of a recipe than types?"""
+        """True if the user sets more of a recipe than its types."""
         return any(
             (
                 self.tensor_type,
@@ -189,7 +189,7 @@ def make(
         models.models_file,
         devices.threads,
         draft.force,
-        draft.n_places,
+        draft.n_measured,
     )
     job.check(recipes)
     ladder: list[TriedRecipe] = []
@@ -226,7 +226,7 @@ def _show_previews(previews: Sequence[QuantizePreview], output: OutputOptions) -
     if output.as_json:
         show_json({"planned": previews})
     else:
-        talk_console().print(planned_view(previews))
+        talk_console().print(previews_view(previews))
 
 
 def _show(ladder: Sequence[TriedRecipe], made: Sequence[NamedDraft], output: OutputOptions) -> None:
@@ -247,7 +247,7 @@ def parse_tensor_types(items: list[str] | None) -> tuple[tuple[str, str], ...]:
         if not (sign and pattern and kind):
             raise UsageError(
                 f"--tensor-type is {item} but must be NAME=TYPE",
-                hint="for example --tensor-type attn_v=q4_K",
+                hint="give, for example, --tensor-type attn_v=q4_K",
             )
         pairs.append((pattern, kind.lower()))
     return tuple(pairs)

@@ -66,7 +66,7 @@ class EntryOptions(Group):
     )
 
     def settings(self) -> dict[str, str | int]:
-        """Return what the entry says beside its files."""
+        """Return what the entry says besides its files."""
         settings: dict[str, str | int] = {"description": self.description}
         if self.template:
             settings["template"] = str(self.template.absolute())

@@ -12,7 +12,7 @@ from qdraft.errors import UsageError
 from qdraft.pairs import registry
 from qdraft.pairs.registry import Entry
 
-# Options of a draft model, which cannot be combined with --no-draft or a drafter without model.
+# Options of a draft model, which cannot be combined with --no-draft or a drafter without a model.
 _OF_DRAFT = ("share-kv", *(name.replace("_", "-") for name in draft_fields()))
 # If the command line sets one of these, also by its old name, the entry sets none of them.
 _HOW = (*registry.HOW_TO_DRAFT, *registry.OLD_NAMES)
@@ -34,8 +34,8 @@ class PairCommand(TyperCommand):
     def _defaults(self, entry: Entry, context: Any) -> dict[str, str]:
         """The entry's options by the names of this command's parameters.
 
-        Old names of options are hidden ones, and no keys of an entry: ``--verify`` of ``plan``
-        has nothing to do with the verification of an entry.
+        Old names of options are hidden and are not keys of an entry: ``--verify`` of ``plan`` has
+        nothing to do with the verification of an entry.
         """
         names = {
             option.removeprefix("--"): parameter.name

@@ -35,7 +35,7 @@ class PlanOptions(Group):
             "--vram",
             help="Memory of each device, for example 12G or 24G,8G; the devices need not be on "
             "this machine.",
-            default="what is free",
+            default="the free memory",
         ),
     ] = None
     margin: Annotated[
@@ -90,7 +90,7 @@ def plan(
     """Show what fits on which device before anything is loaded.
 
     Shows the memory that target and draft need, which layers go where, how long the context may
-    be, and the options of qdraft run for it.
+    be, and the options that make qdraft run follow the plan.
     """
     given = options.assumptions()
     connect(devices.servers)
@@ -99,7 +99,8 @@ def plan(
         made = make_plan(keep_draft_local(spec.models), given)
         if options.compare_loaded and made.estimated:
             raise UsageError(
-                "--compare-loaded cannot be combined with --vram for devices that are not here"
+                "--compare-loaded cannot be combined with --vram for devices that this machine "
+                "does not have"
             )
         rows = compare_loaded(made, bars.report) if options.compare_loaded else None
     if output.as_json:

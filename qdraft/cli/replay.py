@@ -1,4 +1,4 @@
-"""`qdraft replay`: what if, on a record of a pair, without the models."""
+"""`qdraft replay`: other settings tried on a record of a pair, without the models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Record = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayOptions(CostOptions):
+class ReplayCostOptions(CostOptions):
     """Costs and acceptance in place of those that were recorded."""
 
     alpha: Annotated[
@@ -53,7 +53,7 @@ class ReplayOptions(CostOptions):
 
 @takes_options
 def replay(
-    costs: ReplayOptions,
+    costs: ReplayCostOptions,
     drafting: Annotated[
         DraftingOptions,
         Only("draft_policy", "n_draft", "p_min", "verification", "share_kv"),

@@ -59,7 +59,7 @@ def rpc_server(options: ServerOptions, devices: Annotated[DeviceOptions, Only("t
             log.info("serving %s, %s, %.1f GiB free", name, device.description, free)
     if not host.startswith("127.") and host != "localhost":
         log.warning(
-            "the protocol has no authentication and no encryption: everyone who reaches %s:%d can "
+            "the protocol has no authentication and no encryption: anyone who can reach %s:%d can "
             "read and change what this server computes, so keep it inside a network that you trust",
             host,
             port,

@@ -1,4 +1,4 @@
-"""How every study is shown: tables, charts, an HTML report or one JSON object."""
+"""How commands show a study: tables, charts, an HTML report or one JSON object."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _print_tables(view: StudyView, *, with_charts: bool) -> None:
 
 
 def _draw_charts(charts: Sequence[Chart]) -> None:
-    """Draw the charts in the terminal; without the plotting library there is only a hint."""
+    """Draw the charts in the terminal; print only a hint if the plotting library is missing."""
     console = table_console()
     try:
         for chart in charts:

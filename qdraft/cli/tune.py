@@ -46,7 +46,11 @@ class TuningOptions(Group):
     ] = 3
     no_settings: Annotated[
         bool,
-        option(_PANEL, "--no-settings", help="Try no threads, flash attention or cache types."),
+        option(
+            _PANEL,
+            "--no-settings",
+            help="Keep threads, flash attention and cache types as they are.",
+        ),
     ] = False
     no_write: Annotated[bool, option(_PANEL, "--no-write", help="Leave models.yaml unchanged.")] = (
         False

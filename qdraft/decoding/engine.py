@@ -51,14 +51,14 @@ class TokenSequence(Protocol):
         """Decode ``tokens`` after the cached ones; return rows for the last ``logits`` of them.
 
         The rows have shape [logits, n_vocab] and are borrowed until the next eval. Raises
-        ContextError beyond n_ctx and EngineError when decoding fails.
+        ContextError beyond n_ctx and EngineError if decoding fails.
         """
         ...
 
     def truncate(self, n_past: int) -> None:
         """Cut the cache to its first ``n_past`` tokens; do nothing if it has no more.
 
-        Raises RollbackError when the backend refuses.
+        Raises RollbackError if the backend refuses.
         """
         ...
 
@@ -70,7 +70,7 @@ class TokenSequence(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the cells back; nothing else may be called then."""
+        """Give the cells back; no other method may be called afterwards."""
         ...
 
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 _N_DRAWS = 2000
-FEWEST = 4  # texts, below which no interval is given
+FEWEST = 4  # texts that an interval needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def speed_ratio(
 ) -> Ratio | None:
     """``speed`` of ours over theirs, with a bootstrap interval over paired texts.
 
-    ``ours[i]`` and ``theirs[i]`` are of the same prompt and the same minute, so the bootstrap
+    ``ours[i]`` and ``theirs[i]`` come from the same prompt and the same minute, so the bootstrap
     draws pairs, not single texts. The interval is a t interval on the logarithm with the
     bootstrap's standard error, corrected for the number of pairs (Hesterberg 2015, "What Teachers
     Should Know About the Bootstrap", sections 3 and 4), because percentiles of few texts are far
@@ -63,10 +63,10 @@ def speed_ratio(
     """
     if len(ours) != len(theirs):
         raise ValueError("texts come in pairs")
-    mine, other = speed(ours), speed(theirs)
-    if not mine or not other:
+    our_speed, their_speed = speed(ours), speed(theirs)
+    if not our_speed or not their_speed:
         return None
-    value = mine / other
+    value = our_speed / their_speed
     n = len(ours)
     if n < FEWEST:
         return Ratio(value)
@@ -79,8 +79,8 @@ def speed_ratio(
         return Ratio(value)
     logs = np.log(sums[:, 0] / sums[:, 1] / (sums[:, 2] / sums[:, 3]))
     error = float(logs.std()) * math.sqrt(n / (n - 1))
-    wide = math.exp(t_quantile(n - 1) * error)
-    return Ratio(value, value / wide, value * wide)
+    factor = math.exp(t_quantile(n - 1) * error)
+    return Ratio(value, value / factor, value * factor)
 
 
 def t_quantile(degrees: int, p: float = 0.975) -> float:

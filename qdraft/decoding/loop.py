@@ -54,8 +54,8 @@ class Decoding:
     proposes. ``verification`` is the rule: "block" or "token". ``n_predict`` -1 sets no limit.
     Several texts may take turns, each on sequences of its own.
 
-    Between rounds the target's cache holds ``tokens`` but the last one: row 0 of the next verify
-    batch belongs to that one. The first round reads what the cache does not hold of the prompt.
+    Between rounds the target's cache holds all ``tokens`` but the last one, which is row 0 of the
+    next verify batch. The first round reads the part of the prompt that the cache does not hold.
 
     Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token, and
     UsageError if the drafter needs features and ``target`` offers none.
@@ -110,8 +110,8 @@ class Decoding:
         index, n_context, room = self.n_rounds, len(tokens), self._room()
         pending = tokens[target.n_past :]
 
-        # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The prompt's
-        # own round has k = 0, so that the first token need not wait for the draft to read it.
+        # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The first round
+        # has k = 0, so that the first token does not wait until the draft has read the prompt.
         started = self.clock()
         gate = self.schedule.gate(room - 1 if index else 0)
         draft = self.drafter.draft(tokens, gate, sampler, rng)

@@ -20,7 +20,7 @@ from qdraft.decoding.records import Round
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the draft tokens of some rounds, among those with a draft."""
+    """What became of the draft tokens, over the rounds with a draft."""
 
     n_rounds: int = 0
     n_drafted: int = 0
@@ -69,14 +69,14 @@ def count(rounds: Sequence[Round]) -> Counts:
 
 
 def by_place(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many draft tokens were tested, and accepted, at each place of their rounds."""
+    """How many draft tokens were tested, and accepted, at each place of their drafts."""
     n = max((r.n_tested for r in rounds), default=0)
     tested = tuple(sum(r.n_tested > i for r in rounds) for i in range(n))
     return tested, tuple(sum(r.n_accepted > i for r in rounds) for i in range(n))
 
 
 def alpha_by_place(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float | None, ...]:
-    """alpha at each place of a round, from the counts of ``by_place``."""
+    """alpha at each place of a draft, from the counts of ``by_place``."""
     return tuple(ratio(a, t) for a, t in zip(accepted, tested, strict=True))
 
 
@@ -92,7 +92,7 @@ def sum_min(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
 def target_seconds(rounds: Sequence[Round]) -> float | None:
     """Seconds of one target token alone: the median of the rounds without a draft.
 
-    What a drafter spent before it offered nothing is not the target's time.
+    The time of a drafter that offered no token is not part of them.
     """
     times = [r.times.target_s for r in rounds if not r.n_draft]
     return median(times) if times else None

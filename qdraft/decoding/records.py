@@ -55,16 +55,16 @@ class Distribution:
     def probs_of(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
         """The probabilities of ``tokens``, shape [n]; 0 outside the support."""
         if self.ids is None:
-            places = np.minimum(tokens, len(self.probs) - 1)
+            entries = np.minimum(tokens, len(self.probs) - 1)
             known = tokens < len(self.probs)
         else:
-            places = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
-            known = self.ids[places] == tokens
-        return np.where(known, self.probs[places], 0.0)
+            entries = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
+            known = self.ids[entries] == tokens
+        return np.where(known, self.probs[entries], 0.0)
 
-    def token(self, place: int) -> int:
-        """The token id of entry ``place`` of ``probs``."""
-        return place if self.ids is None else int(self.ids[place])
+    def token(self, entry: int) -> int:
+        """The token id of an entry of ``probs``."""
+        return entry if self.ids is None else int(self.ids[entry])
 
     def dense(self, n_vocab: int) -> NDArray[np.float64]:
         """The same distribution as an array indexed by token id, shape [n_vocab]."""
@@ -195,8 +195,9 @@ class Round:
 class Chunk:
     """One emitted token and the text that it released.
 
-    ``text`` may be empty: after half a character, at what may begin a stop string, for a control
-    token. If text was held back at the end, a last chunk with ``token`` None brings it.
+    ``text`` may be empty: for a control token, while a character is incomplete, or while the text
+    may be the start of a stop string. If text is still held back at the end, a last chunk with
+    ``token`` None brings it.
     """
 
     text: str
@@ -248,8 +249,8 @@ class DecodeParams:
     ``n_predict`` -1 generates until the text ends or the context is full.
 
     ``drafter`` is a kind of ``drafters.kinds``: "model" (the pair's draft), "ngram" (repetitions
-    in the text), or "hybrid" (repetitions if they pay, else the model). ``draft_policy`` is "auto"
-    (as many tokens as pay by measured costs, none if none do), "fixed" (always ``n_draft``), or
+    in the text), or "hybrid" (repetitions if they pay off, else the model). ``draft_policy`` is
+    "auto" (as many tokens as pay off by measured costs, or none), "fixed" (always ``n_draft``), or
     "confidence" (until the largest probability of the draft falls below ``p_min``). ``n_draft`` is
     the most tokens to draft in a round; 0 runs the target alone, None is 8 for auto and 4
     otherwise. ``p_min`` holds under every policy.
@@ -290,5 +291,5 @@ class DecodeParams:
     @property
     def most_drafted(self) -> int:
         """``n_draft``, or the default of the policy: 8 for auto, else 4."""
-        unasked = 8 if self.draft_policy == "auto" else 4
-        return unasked if self.n_draft is None else self.n_draft
+        default = 8 if self.draft_policy == "auto" else 4
+        return default if self.n_draft is None else self.n_draft

@@ -38,5 +38,5 @@ class SeededRng:
         cumulative = np.cumsum(weights)
         # side="right" never lands on an entry of weight zero; u is below 1, but
         # u * total may round up to total, so the last index is capped.
-        place = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], "right"))
-        return place if place < len(weights) else int(np.flatnonzero(weights)[-1])
+        index = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], "right"))
+        return index if index < len(weights) else int(np.flatnonzero(weights)[-1])

@@ -48,12 +48,12 @@ class Processor(Protocol):
     """Changes the logits of a row, on the target's side and the draft's alike."""
 
     def __call__(self, row: Row, history: History) -> Row:
-        """Return the row, shape [n_vocab], as the text in ``history`` asks for.
+        """Return the row, shape [n_vocab], changed for the text in ``history``.
 
         The result must depend on ``row`` and the tokens of ``history`` alone: p stays the
-        target's law only if a row after the same tokens is always changed in the same way. State
-        may be kept by prefix, for rejected draft tokens come back as other tokens. ``row`` is a
-        copy and may be written to; ``history`` may not be kept.
+        target's law only if the processor always changes a row after the same tokens in the same
+        way. It may keep state by prefix, never by position: other tokens follow in place of
+        rejected ones. It may write to ``row``, which is a copy, and must not keep ``history``.
         """
         ...
 
@@ -70,9 +70,9 @@ class LogitBias:
 
 
 class Penalties:
-    """llama.cpp's penalties on the tokens of the last ``repeat_last_n`` places.
+    """llama.cpp's penalties on the last ``repeat_last_n`` tokens.
 
-    Their logits are divided by ``repeat_penalty`` (multiplied if below 0), then lowered by
+    Divides their logits by ``repeat_penalty`` (multiplies those below 0), then lowers them by
     ``frequency_penalty`` for each occurrence and by ``presence_penalty`` once.
     """
 
@@ -99,7 +99,7 @@ def processors_for(params: SamplingParams, n_vocab: int) -> list[Processor]:
     unknown = [token for token in params.logit_bias if token >= n_vocab]
     if unknown:
         raise UsageError(
-            f"logit bias for token {unknown[0]}, but the vocabulary has {n_vocab} tokens"
+            f"logit_bias names token {unknown[0]}, but the vocabulary has {n_vocab} tokens"
         )
     processors: list[Processor] = []
     if params.logit_bias:
@@ -175,8 +175,8 @@ class Sampler:
     """Turns rows of logits, shape [n_vocab], into tokens and distributions, for one text.
 
     ``context`` is the text so far and ``drafted`` the draft tokens after it that precede the row:
-    processors see both, so that a draft changes nothing. ``processors`` come after those of
-    ``params``. Without any, no row is copied.
+    processors see both, so that a row depends on the tokens before it, drafted or emitted alike.
+    ``processors`` come after those of ``params``. Without any, no row is copied.
     """
 
     def __init__(
@@ -259,20 +259,20 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 
 
 def keep_top_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Places of the smallest set of likeliest entries whose sum reaches ``limit``, ascending.
+    """Indices of the smallest set of likeliest entries whose sum reaches ``limit``, ascending.
 
     Nucleus sampling, Holtzman et al. 2020 (arXiv:1904.09751), section 3.1.
     """
     # Entries below (1 - limit) / n sum to less than 1 - limit, so the nucleus never
     # needs one: only the others have to be sorted.
-    places = np.flatnonzero(probs >= (1 - limit) / len(probs))
-    order = places[np.argsort(-probs[places], kind="stable")]
+    others = np.flatnonzero(probs >= (1 - limit) / len(probs))
+    order = others[np.argsort(-probs[others], kind="stable")]
     n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "left")) + 1
     return np.sort(order[:n_kept])
 
 
 def keep_min_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Places of the entries with at least ``limit`` times the largest probability.
+    """Indices of the entries with at least ``limit`` times the largest probability.
 
     Min-p sampling, Nguyen et al. 2024 (arXiv:2407.01082), section 3.
     """
@@ -280,7 +280,7 @@ def keep_min_p(probs: Floats, limit: float) -> NDArray[np.intp]:
 
 
 def keep_typical_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Places of the entries closest to the entropy whose sum reaches ``limit``, ascending.
+    """Indices of the entries closest to the entropy whose sum reaches ``limit``, ascending.
 
     Locally typical sampling, Meister et al. 2023 (arXiv:2202.00666), equation 10.
     """
@@ -299,6 +299,6 @@ def _argmax(row: Row) -> int:
 
 
 def _check_finite(top: np.floating) -> None:
-    # NaN wins both max and argmax in numpy, so the largest value tells about the whole row.
+    # NaN wins both max and argmax in numpy: if a row holds one, its largest value is NaN.
     if not np.isfinite(top):
         raise LogitsError(f"the largest logit of a row is {top}, not a finite number")

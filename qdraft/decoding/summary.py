@@ -21,10 +21,11 @@ from qdraft.decoding.records import Round
 
 NOISY = 1.5  # spread above which times mean little
 CIRCLES = 0.3  # repetition above which acceptance means little
-_MANY = 16  # rounds after which hardly any draft means that the schedule sees no gain in drafting
+_MANY = 16  # rounds: if hardly any of so many has a draft, the schedule sees no gain in drafting
 _ENOUGH = 4  # rounds with a draft, below which there are too few to conclude from
 _GRAM = 8  # tokens of an n-gram that does not come back by chance
 _SPIKE = 2.0  # times the usual seconds, above which a decode was disturbed
+_TOO_SHORT = "this text is too short to compare with the target alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Summary:
     ``target_tokens_per_second`` is the speed of the target alone, from the rounds without a
     draft. ``speedup`` divides totals by totals. A decode that took more than twice the median of
     its width counts as twice that, because one disturbance among a few rounds without a draft
-    would pass for a gain. ``predicted_speedup`` is what the cost model (``decoding.policy.model``)
-    makes of c, v, alpha and the draft lengths of this text.
+    would pass for a gain. ``predicted_speedup`` is the speed-up that the cost model
+    (``decoding.policy.model``) computes from c, v, alpha and the draft lengths of this text.
 
     ``spread`` is the ninth decile of the target's decodes over their median, at equal numbers of
     rows: near 1 on an idle machine. ``repetition`` is the share of this text's 8-grams that
-    occurred before in it: near 1 in a text that runs in circles, which flatters any draft.
+    occurred before in it: near 1 in a text that runs in circles, which favours any draft.
     """
 
     n_prompt: int
@@ -176,7 +177,7 @@ def _speeds(later: Sequence[Round], costs: CostTable | None) -> _Speeds:
 def _costs(
     later: Sequence[Round], target_s: float | None, costs: CostTable | None, source: str | None
 ) -> tuple[float | None, dict[int, float]]:
-    """c of ``source`` and v, from the rounds and what ``costs`` knows besides."""
+    """c of ``source`` and v, from the rounds, completed by ``costs``."""
     c = draft_cost([r for r in later if source in (None, r.source)], target_s)
     timed = [r for r in later if r.n_draft]
     if costs and costs.over_a_link and costs.target_s:
@@ -199,7 +200,10 @@ def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
     names = ("n_drafted", "n_tested", "n_accepted")
     sources = dict.fromkeys(r.source for r in drafted)
     counts = {source: count([r for r in drafted if r.source == source]) for source in sources}
-    return {source: {name: getattr(of, name) for name in names} for source, of in counts.items()}
+    return {
+        source: {name: getattr(of_source, name) for name in names}
+        for source, of_source in counts.items()
+    }
 
 
 def _predict(
@@ -218,12 +222,12 @@ def _predict(
         c[source] = costs.c(source) if costs else draft_cost(of_source, target_s)
     tokens = time = 0.0
     for r in later:
-        row = c[r.source] if r.draft.n_rows else 0.0
-        rows = v.get(r.n_draft + 1) if r.n_draft else 1.0
-        if rows is None or row is None:
+        row_cost = c[r.source] if r.draft.n_rows else 0.0
+        verify_cost = v.get(r.n_draft + 1) if r.n_draft else 1.0
+        if verify_cost is None or row_cost is None:
             return None
         tokens += expected_tokens(alpha, r.n_draft)
-        time += r.draft.n_rows * row + rows
+        time += r.draft.n_rows * row_cost + verify_cost
     return ratio(tokens, time)
 
 
@@ -244,17 +248,17 @@ def _repetition(tokens: Sequence[int]) -> float | None:
 
 
 def _conclude(summary: Summary, n_later: int, source: str | None) -> str | None:
-    """One sentence: does the draft pay here, and if not, what would have to change?"""
+    """One sentence: does the draft pay off here, and if not, what would have to change?"""
     c, v, alpha = summary.c, summary.v, summary.alpha
     n_drafted = sum(summary.accepted_histogram)
     if n_drafted < _ENOUGH:
         if only_repeats(source):
             return "this text hardly repeats itself" if n_later >= _MANY else None
         if c and v and n_later >= _MANY:
-            return f"drafting does not pay here: {_what_would(alpha, c, v)}"
-        return "too short a text to compare with the target alone" if n_drafted else None
+            return f"drafting does not pay off here: {_what_would(alpha, c, v)}"
+        return _TOO_SHORT if n_drafted else None
     if summary.speedup is None:
-        return "too short a text to compare with the target alone"
+        return _TOO_SHORT
     sentence = (
         f"{summary.speedup:.2f} times the target alone ({summary.target_tokens_per_second:.1f} t/s)"
     )
@@ -264,7 +268,7 @@ def _conclude(summary: Summary, n_later: int, source: str | None) -> str | None:
 
 
 def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:
-    """The costs, and the acceptance rate that would pay at the most favourable width."""
+    """The costs, and the acceptance rate that would pay off at the most favourable width."""
     needed = {width: break_even_alpha(width - 1, c, cost) for width, cost in v.items()}
     reachable = {a: width for width, a in needed.items() if a is not None}
     costs = f"a draft token costs {c:.2f} target tokens"
@@ -274,10 +278,10 @@ def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:
         here = "" if alpha is None else f", here it is {alpha:.2f}"
         return (
             f"{costs}, {width} rows cost {v[width]:.2f}; "
-            f"n_draft {width - 1} pays from alpha {best:.2f}{here}"
+            f"n_draft {width - 1} pays off from alpha {best:.2f}{here}"
         )
     width = min(v, key=lambda w: v[w] + (w - 1) * c - w)
     return (
-        f"{costs}, {width} rows cost {v[width]:.2f}, so no acceptance rate would pay; "
+        f"{costs}, {width} rows cost {v[width]:.2f}, so no acceptance rate would pay off; "
         "it takes a bigger target or a cheaper draft"
     )

@@ -31,8 +31,8 @@ def verify(
     """Verify a draft of k tokens against the target's logits, shape [k + 1, n_vocab].
 
     Row i follows ``context`` and the first i draft tokens. ``rule`` is "token" or "block"; greedy
-    sampling needs neither. A row is turned into probabilities only if it can still matter. Raises
-    LogitsError on a bad row among those.
+    sampling needs neither. Only rows that can still matter become probabilities. Raises LogitsError
+    if one of those is bad.
     """
     tokens = draft.tokens
     if sampler.greedy:
@@ -125,7 +125,7 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
 
 
 def _excess(p: Distribution, q: Distribution, weight: float) -> Floats:
-    """max(weight p - q, 0) at the entries of p: tokens are matched by id, not by place."""
+    """max(weight p - q, 0) at the entries of p; q is looked up by token id, not by index."""
     q_probs = q.probs_of(np.arange(len(p.probs)) if p.ids is None else p.ids)
     return np.maximum(weight * p.probs - q_probs, 0.0)
 

@@ -1,1 +1,1 @@
-"""Making drafts: importance matrix, recipes, quantization, proof."""
+"""Making drafts: importance matrix, recipes, quantization, measurement."""

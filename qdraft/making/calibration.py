@@ -1,7 +1,8 @@
-"""The texts that an importance matrix is collected over, and that drafts are compared over.
+"""The texts to collect an importance matrix over, and to compare drafts over.
 
-The calibration text is a small text of our own (code, prose, dialogue and mathematics in several
-languages) and what the target itself generates: there its activations are those that a draft meets.
+The calibration text is a small built-in text (code, prose, dialogue and mathematics in several
+languages) and text that the target itself generates, because a draft meets the activations of such
+text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def built_in_text() -> str:
 
 
 def evaluation_text() -> str:
-    """The text that quantizations are compared over; the calibration text has no passage of it."""
+    """The text to compare quantizations over; the calibration text has no passage of it."""
     return files("qdraft.making").joinpath("data/evaluation.txt").read_text(encoding="utf-8")
 
 
@@ -51,7 +52,7 @@ def write_texts(
     sampling: SamplingParams,
     progress: Progress = no_progress,
 ) -> list[tuple[int, list[int]]]:
-    """Generate texts with the target alone, at most ``n_tokens`` in all beside the prompts.
+    """Generate texts with the target alone, at most ``n_tokens`` in all besides the prompts.
 
     Returns the number of prompt tokens and all tokens of each text.
     """
@@ -76,7 +77,7 @@ def takes_a_chat(pair: Pair, prompt: str) -> bool:
     try:
         encode_prompt(pair.vocab, prompt)
     except UsageError as error:
-        log.warning("%s: generating texts without the template", error)
+        log.warning("%s: qdraft generates texts without the template", error)
         return False
     return True
 

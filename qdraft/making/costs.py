@@ -23,7 +23,7 @@ _REPEATS = 7
 _DEPTH = 64  # tokens before the rows that are timed
 _N_SINGLE = 20  # single tokens that are timed
 _N_PROMPTS = 3
-_N_LIVE = 28  # tokens of each text of ``live_costs``
+_N_LIVE = 28  # tokens of each text of ``measure_live_costs``
 
 
 def measure_costs(
@@ -65,7 +65,7 @@ def measure_costs(
     )
 
 
-def seconds_of_one(sequence: TokenSequence, clock: Clock) -> float:
+def measure_token_seconds(sequence: TokenSequence, clock: Clock) -> float:
     """Median seconds of one token after a text of ``_DEPTH`` tokens. The sequence ends empty."""
     sequence.truncate(0)
     sequence.eval(list(range(1, _DEPTH + 1)), 0)
@@ -78,7 +78,7 @@ def seconds_of_one(sequence: TokenSequence, clock: Clock) -> float:
     return median(times)
 
 
-def prompt_seconds(sequence: TokenSequence, tokens: Sequence[int], clock: Clock) -> float:
+def measure_prompt_seconds(sequence: TokenSequence, tokens: Sequence[int], clock: Clock) -> float:
     """Median seconds of reading a prompt of ``N_PROMPT`` tokens. The sequence ends empty.
 
     The prompt repeats ``tokens`` until it is long enough.
@@ -94,7 +94,7 @@ def prompt_seconds(sequence: TokenSequence, tokens: Sequence[int], clock: Clock)
     return median(times)
 
 
-def live_costs(
+def measure_live_costs(
     pair: Pair, prompt: str, sampling: SamplingParams, progress: Progress = no_progress
 ) -> Costs:
     """Measure c and v as rounds have them: with sampling, the KV copy and the loop's own time.

@@ -1,4 +1,4 @@
-"""One order for drafts of a target: their paths, their names, and what is refused before work."""
+"""One job of making drafts of a target: paths, names, and the checks before any work."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class NamedDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """Drafts of one target: where they go and under which name.
+    """Drafts of one target: where they go, and under which name.
 
     ``out`` and ``name`` None derive the draft's path and the pair's name from the target's.
-    ``n_places`` is the number of held-out tokens to compare each draft over; 0 skips it.
+    ``n_measured`` is the number of held-out tokens to compare each draft over; 0 skips that.
     """
 
     facts: Facts
@@ -45,7 +45,7 @@ class DraftJob:
     models_file: Path | None
     threads: int
     force: bool
-    n_places: int
+    n_measured: int
 
     def __post_init__(self) -> None:
         EngineParams(n_threads=self.threads)  # raises UsageError for a bad number of threads
@@ -63,7 +63,7 @@ class DraftJob:
         return self.out or path_beside(self.target, recipe.file_type)
 
     def check(self, recipes: Sequence[Recipe]) -> None:
-        """Refuse what cannot work before any work is done. Raises QDraftError."""
+        """Check that all drafts can be made, before any work is done. Raises QDraftError."""
         if self.facts.recurrent:
             raise PairError(f"{self.target.name} is recurrent or hybrid, so no draft can serve it")
         if not os.access(self.folder, os.W_OK):
@@ -142,7 +142,7 @@ class DraftJob:
             path,
             recipe,
             threads=self.threads,
-            n_places=self.n_places,
+            n_measured=self.n_measured,
             progress=progress,
         )
         name = self.name or path.stem

@@ -20,14 +20,14 @@ from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.making.try_recipes import TriedRecipe, list_recipes, try_recipes
 from qdraft.session.opening import open_spec
 
-# Held out: the calibration text has none of these.
+# Held out: the calibration text has none of these prompts.
 _PROMPTS = (
     "Write a short Python program that finds the longest line of a file.",
     "Why do leaves change their colour in autumn?",
     "Tell me a story about a ship that is looking for its captain.",
 )
 N_CTX = 1024  # context of the models while a draft is made
-_N_SEARCHED = 90  # tokens of held-out text that a search compares each recipe over
+_N_SEARCHED = 90  # tokens of held-out text to compare each recipe of a search over
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ def make_draft(
     recipe: Recipe,
     *,
     threads: int = 0,
-    n_places: int = 180,
+    n_measured: int = 180,
     progress: Progress = no_progress,
 ) -> Made:
     """Quantize ``target`` to ``path`` by ``recipe``, load both as a pair, and compare them.
 
-    ``n_places`` is the number of tokens of held-out text to compare over; 0 compares nothing.
+    ``n_measured`` is the number of tokens of held-out text to compare over; 0 compares nothing.
     Raises UsageError if ``path`` is the target, PairError if the result is not a draft of it, and
     what ``quantize`` raises.
     """
@@ -74,16 +74,16 @@ def make_draft(
     if path.exists() and path.samefile(target):
         raise UsageError(f"{path} is the target itself and would be overwritten")
     if recipe.imatrix:
-        imatrix.load(recipe.imatrix)  # a damaged matrix ends it before anything is written
+        imatrix.load(recipe.imatrix)  # raises for a damaged matrix before anything is written
     n_threads = threads or default_threads()
     draft = _build(target, path, recipe, n_threads, progress)
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
-    if not n_places:
+    if not n_measured:
         with open_spec(
             PairSpec.of(target, path, params, keep_draft=True)
         ):  # proves that it is a draft
             return Made(draft, recipe.imatrix, None, None)
-    texts = write_held_out(target, params, n_places, progress)
+    texts = write_held_out(target, params, n_measured, progress)
     quality = measure_quality(target, path, params, texts, progress)
     bare = replace(recipe, imatrix=None)
     if not recipe.imatrix or preview(target, bare).needs_matrix:
@@ -141,16 +141,16 @@ def measure_quality(
 
 
 def write_held_out(
-    target: Path, params: EngineParams, n_places: int, progress: Progress = no_progress
+    target: Path, params: EngineParams, n_tokens: int, progress: Progress = no_progress
 ) -> list[tuple[int, list[int]]]:
-    """Let the target generate ``n_places`` tokens of held-out text at temperature 1.
+    """Let the target generate ``n_tokens`` tokens of held-out text at temperature 1.
 
     Returns the number of prompt tokens and all tokens of each text.
     """
     plain = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
     with open_spec(PairSpec.of(target, None, params)) as pair:
         step = renamed(progress, "writing held-out text")
-        return write_texts(pair, _PROMPTS, n_places, plain, step)
+        return write_texts(pair, _PROMPTS, n_tokens, plain, step)
 
 
 def _build(

@@ -16,9 +16,9 @@ from qdraft.llama.progress import Progress, no_progress
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Means over ``n`` places of texts, at temperature 1 and untruncated.
+    """Means over ``n`` positions of texts, at temperature 1 and untruncated.
 
-    ``same_top`` is the share of places where both models have the same most likely token: alpha of
+    ``same_top`` is the share of positions at which both models have the same top token: alpha of
     greedy drafting. ``sum_min`` is the mean of sum over x of min(p(x), q(x)): alpha of sampled
     drafting (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). ``sum_min_error`` is its
     standard error. All are of the first token of a draft. ``by_temperature`` has the acceptance
@@ -42,12 +42,12 @@ def measure_overlap(
 ) -> Overlap:
     """Compare both models over ``texts``: the number of prompt tokens and all tokens of each.
 
-    ``copy`` copies the target's KV cells into the draft from a place on; with it the draft sees
-    them before each place, else it keeps its own. Both sequences end empty.
+    ``copy`` copies the target's KV cells into the draft from a position on; with it the draft sees
+    them before each position, else it keeps its own. Both sequences end empty.
     """
     same: list[bool] = []
     shares: dict[float, list[float]] = {t: [] for t in (1.0, *temperatures) if t > 0}
-    n_places = sum(len(tokens) - n_prompt for n_prompt, tokens in texts)
+    n_positions = sum(len(tokens) - n_prompt for n_prompt, tokens in texts)
     n_vocab = min(target.vocab.n_tokens, draft.vocab.n_tokens)
     for n_prompt, tokens in texts:
         target.truncate(0)
@@ -56,16 +56,17 @@ def measure_overlap(
         if copy is None:
             draft.eval(tokens[: n_prompt - 1], 0)
         n_copied = 0
-        for place in range(n_prompt - 1, len(tokens) - 1):
+        for position in range(n_prompt - 1, len(tokens) - 1):
             if copy is not None:
                 copy(n_copied)
-                n_copied = place
-            p = target.eval(tokens[place : place + 1], 1)[0, :n_vocab]
-            q = draft.eval(tokens[place : place + 1], 1)[0, :n_vocab]
+                n_copied = position
+            token = tokens[position : position + 1]
+            p = target.eval(token, 1)[0, :n_vocab]
+            q = draft.eval(token, 1)[0, :n_vocab]
             same.append(bool(p.argmax() == q.argmax()))
             for t, of_temperature in shares.items():
                 of_temperature.append(sum_min(_softmax(p, t), _softmax(q, t)))
-            progress("comparing draft and target", len(same), n_places)
+            progress("comparing draft and target", len(same), n_positions)
     target.truncate(0)
     draft.truncate(0)
     means = {0.0: mean_of(same), **{t: mean_of(shares_at) for t, shares_at in shares.items()}}

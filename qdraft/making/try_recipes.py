@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TriedRecipe:
-    """One recipe that was tried: what it costs, how it agrees, and what that makes.
+    """One recipe that was tried: what its draft costs, how well it agrees, and what follows.
 
     ``predicted`` is the cost model's best speed-up, with ``n_draft`` tokens a round; 1 and 0 if
-    no draft length pays.
+    no draft length pays off.
     """
 
     recipe: Recipe

@@ -132,7 +132,7 @@ def save_charts(charts: Sequence[Chart], path: Path) -> None:
 
 
 def draw_svg(chart: Chart) -> str:
-    """One chart as an SVG element that needs nothing beside itself.
+    """One chart as an SVG element that is complete in itself.
 
     Its text and axes have the colour of the text around it.
     """
@@ -177,7 +177,7 @@ def _draw(charts: Sequence[Chart], kind: str) -> bytes:
             else:
                 _draw_lines(axes, chart)
                 named.append((axes, chart))
-        figure.draw_without_rendering()  # lays out the axes, which labels are placed by
+        figure.draw_without_rendering()  # lays out the axes, which place the labels
         for axes, chart in named:
             label_points(axes, canvas.get_renderer(), chart.lines, _COLORS)
         out = io.BytesIO()
@@ -193,12 +193,12 @@ def _draw_bars(axes: Any, chart: BarChart) -> None:
             ends[label] if ends else (None,) * len(group) for ends in (chart.low, chart.high)
         )
         for j, (x, a, b) in enumerate(zip(group, low, high, strict=True)):
-            place = j + 0.8 * ((i + 0.5) / n - 0.5)
+            y = j + 0.8 * ((i + 0.5) / n - 0.5)
             if x is None:
                 continue
             interval = None if a is None or b is None else [[x - a], [b - x]]
             axes.barh(
-                place,
+                y,
                 x,
                 height=0.72 / n,
                 color=_COLORS[i % len(_COLORS)],
@@ -210,7 +210,7 @@ def _draw_bars(axes: Any, chart: BarChart) -> None:
             )
             axes.annotate(
                 f"{x:.2f}",
-                (x if b is None else max(x, b), place),
+                (x if b is None else max(x, b), y),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
@@ -230,7 +230,7 @@ def _draw_bars(axes: Any, chart: BarChart) -> None:
 
 def _draw_lines(axes: Any, chart: LineChart) -> None:
     for i, line in enumerate(chart.lines):
-        color, dot, style = (of[i % len(of)] for of in (_COLORS, _DOTS, _STYLES))
+        color, dot, style = (cycle[i % len(cycle)] for cycle in (_COLORS, _DOTS, _STYLES))
         axes.plot(
             line.x, line.y, marker=dot, markersize=5, linestyle=style, color=color, label=line.label
         )

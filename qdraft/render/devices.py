@@ -44,7 +44,7 @@ def devices_view(build: Build, devices: Sequence[Device]) -> RenderableType:
 
 
 def gpu_hints() -> list[str]:
-    """A command line for each kind of GPU that installs a build for it."""
+    """For each kind of GPU, a command line that installs a build for it."""
     return [f"{name}: {reinstall_command(option)}" for name, option in _BUILDS.items()]
 
 

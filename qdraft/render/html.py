@@ -84,10 +84,10 @@ def _table(sheet: Sheet) -> str:
     )
 
 
-def _unique(chart: str, place: int) -> str:
+def _unique(chart: str, index: int) -> str:
     """An SVG whose ids no other chart of the page has."""
     return (
-        chart.replace('id="', f'id="p{place}-')
-        .replace('href="#', f'href="#p{place}-')
-        .replace("url(#", f"url(#p{place}-")
+        chart.replace('id="', f'id="p{index}-')
+        .replace('href="#', f'href="#p{index}-')
+        .replace("url(#", f"url(#p{index}-")
     )

@@ -1,4 +1,4 @@
-"""A draft that was made, or would be, for people."""
+"""A draft that was made, or that would be made, for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made_view(made: Made, name: str, models_file: Path) -> RenderableType:
             "draft",
             draft.path.name,
             f"{draft.n_bytes / 1e6:.0f} MB",
-            f"{draft.bits_per_weight:.2f} bits a weight",
+            f"{draft.bits_per_weight:.2f} bits per weight",
         ),
         *wrapped("matrices", types),
     ]
@@ -39,17 +39,17 @@ def made_view(made: Made, name: str, models_file: Path) -> RenderableType:
     return Group(*lines)
 
 
-def planned_view(planned: Sequence[QuantizePreview]) -> RenderableType:
+def previews_view(previews: Sequence[QuantizePreview]) -> RenderableType:
     """One line for each recipe."""
     lines: list[Text] = []
-    for p in planned:
+    for preview in previews:
         parts = (
-            f"{p.n_bytes / 1e6:.0f} MB",
-            f"{p.bits_per_weight:.2f} bits a weight",
-            f"{p.n_fallback} tensors fall back" if p.n_fallback else "",
-            "needs an importance matrix" if p.needs_matrix else "",
+            f"{preview.n_bytes / 1e6:.0f} MB",
+            f"{preview.bits_per_weight:.2f} bits per weight",
+            f"{preview.n_fallback} tensors fall back" if preview.n_fallback else "",
+            "needs an importance matrix" if preview.needs_matrix else "",
         )
-        lines += wrapped(f"{p.file_type:<8}", ", ".join(part for part in parts if part))
+        lines += wrapped(f"{preview.file_type:<8}", ", ".join(part for part in parts if part))
     return Group(*lines)
 
 

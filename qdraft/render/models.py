@@ -24,7 +24,7 @@ def list_view(known: Registry) -> RenderableType:
 
 
 def entry_view(entry: Entry) -> RenderableType:
-    """Everything that models.yaml says of one pair."""
+    """Everything that models.yaml says about one pair."""
     lines = [line("pair", entry.name, _state(entry))]
     facts = {
         "target": entry.target,

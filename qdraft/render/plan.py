@@ -99,7 +99,7 @@ def _describe_draft(plan: Plan) -> str:
     if best.draft is None:
         return "the target alone"
     if best.n_draft == 0:
-        return "the draft should not pay off"
+        return "the draft is not expected to pay off"
     return (
         f"drafts of {best.n_draft} tokens, {best.c:.2f} target tokens per draft token, an "
         f"acceptance rate of {plan.given.alpha:g}"
@@ -119,8 +119,8 @@ def _advice_lines(plan: Plan) -> list[Text]:
     if plan.estimated:
         lines += wrapped(
             "note",
-            "no such device is here: qdraft assumes that its compute buffers are as large as the "
-            "CPU's",
+            "this machine has no such device: qdraft assumes that its compute buffers are as "
+            "large as the CPU's",
         )
     if run := run_options(plan):
         default = "" if plan.given.sizes else ", which is what qdraft run does by itself"

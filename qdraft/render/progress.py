@@ -1,4 +1,4 @@
-"""Progress bars on stderr for all that takes long."""
+"""Progress bars on stderr for everything that takes long."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ProgressBars:
         line = f"built {built.path.name}: {built.n_bytes / 1e6:.0f} MB, matrices: {types}"
         if built.n_fallback:
             line += (
-                f"; {built.n_fallback} fell back from {built.file_type}, which needs rows that "
-                "256 divides"
+                f"; {built.n_fallback} fell back from {built.file_type}, which needs row lengths "
+                "divisible by 256"
             )
         self._console.print(line, soft_wrap=not self._console.is_terminal)

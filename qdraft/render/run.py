@@ -104,13 +104,13 @@ def describe_bit_identity(identity: BitIdentity) -> str:
     n = identity.n_draft
     if identity.depth is None or identity.difference is None:
         return f"drafts of up to {n} tokens are bit-identical to decoding one token at a time"
-    where = f"differ by {identity.difference:.2g} after {identity.depth} tokens of text"
+    differ = f"differ by {identity.difference:.2g} after {identity.depth} tokens of text"
     if n:
-        return f"drafts of up to {n} tokens are bit-identical; rows of longer drafts {where}"
+        return f"drafts of up to {n} tokens are bit-identical; rows of longer drafts {differ}"
     remedy = ""
     if identity.depth > 24:
         remedy = "; one thread (-t 1) or a q8_0 cache (-ctk, -ctv) may help"
-    return f"the target runs alone: rows of any draft {where}{remedy}"
+    return f"the target runs alone: rows of any draft {differ}{remedy}"
 
 
 def check_view(check: Check, *, greedy: bool) -> RenderableType:

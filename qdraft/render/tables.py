@@ -18,7 +18,7 @@ FORMATS = ("table", "json", "csv", "md")
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Rows under named columns. None is "not measured". Numbers stand right, text stands left."""
+    """Rows under named columns; None is "not measured". Numbers align right, text aligns left."""
 
     title: str
     columns: tuple[str, ...]
@@ -39,7 +39,7 @@ class Sheet:
 
 
 def format_entry(entry: Entry) -> str:
-    """Write an entry for people: a number with four figures at most."""
+    """Format an entry for people: a number with four figures at most."""
     if entry is None:
         return ""
     if not isinstance(entry, float):

@@ -18,7 +18,7 @@ _SETTINGS = ("setting", "target t/s", "c", "n_draft", "expected t/s", "note")
 
 
 def sheets(tried: Sequence[Tried]) -> list[Sheet]:
-    """One row for each way, as they come; the title counts those that are left out."""
+    """One row for each way, in the order given; the title counts those that are left out."""
     title = "ways to draft, times the target alone"
     if len(tried) > _MOST:
         title += f" (the fastest {_MOST} of {len(tried)}; --json has all)"

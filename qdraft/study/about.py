@@ -1,4 +1,4 @@
-"""What the figures of a study are from: files, their placement, the build and the machine."""
+"""Where the figures of a study come from: files, their placement, the build and the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdraft.session.store import describe_machine
 
 
 def describe_pair(pair: Pair, n_threads: int) -> dict[str, Any]:
-    """Describe a loaded pair and this machine for a report; ``n_threads`` 0 is the default."""
+    """Describe a loaded pair and this machine; ``n_threads`` 0 stands for the default number."""
     return {
         "target": asdict(pair.target),
         "draft": asdict(pair.draft) if pair.draft else None,

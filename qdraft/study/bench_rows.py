@@ -89,7 +89,7 @@ def _rows(
 ) -> tuple[BenchRow, ...]:
     order = list(dict.fromkeys(key(s) for s in samples))
     grouped = groupby(sorted(samples, key=lambda s: order.index(key(s))), key)
-    return tuple(_row(list(group), *which) for which, group in grouped)
+    return tuple(_row(list(group), *group_key) for group_key, group in grouped)
 
 
 def _row(
@@ -153,7 +153,7 @@ def _sum_sources(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
 
 
 def _sums(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Sums element by element; shorter tuples end in zeros."""
+    """Sums element by element; a shorter tuple counts as zero beyond its end."""
     sums: list[int] = []
     for of_sample in counts:
         sums += [0] * (len(of_sample) - len(sums))
@@ -176,11 +176,11 @@ def _circles(samples: Sequence[Sample]) -> str | None:
     n_circles = sum((s.repetition or 0) > CIRCLES for s in samples)
     if not n_circles:
         return None
-    return f"{n_circles} of {len(samples)} texts repeat themselves, which flatters any draft"
+    return f"{n_circles} of {len(samples)} texts repeat themselves, which favours any draft"
 
 
 def _conclude(total: BenchRow, *, noisy: bool) -> str:
-    """Whether drafting pays, as far as the interval and the machine let it be said."""
+    """Whether drafting pays off, if the interval and the noise allow a conclusion."""
     speedup = total.speedup
     if speedup is None or speedup.low is None or speedup.high is None:
         return (
@@ -199,4 +199,4 @@ def _conclude(total: BenchRow, *, noisy: bool) -> str:
         )
     if speedup.even:
         return f"drafting makes no difference: {figures}"
-    return f"drafting {'pays' if speedup.low > 1 else 'does not pay'}: {figures}"
+    return f"drafting {'pays off' if speedup.low > 1 else 'does not pay off'}: {figures}"

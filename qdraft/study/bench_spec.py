@@ -1,4 +1,4 @@
-"""A bench as it was asked for, run until it is done or interrupted."""
+"""The description of a bench, which can run it to the end or until an interrupt."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """Named values in groups. ``even`` is the value at which nothing is won or lost.
+    """Named values in groups. ``even`` is the value at which nothing is gained or lost.
 
     ``groups`` maps the label of a group to a value for each of ``names`` (None: not measured),
-    ``low`` and ``high`` to the ends of 95 % intervals likewise. ``x_label`` says what the values
-    are and ``y_label`` what the names are, with their units.
+    ``low`` and ``high`` in the same way to the ends of 95 % intervals. ``x_label`` says what the
+    values are and ``y_label`` what the names are, with their units.
     """
 
     title: str
@@ -99,7 +99,7 @@ def speed_chart(
 
 
 def costs_chart(v: Mapping[int, float], c: float | None, n_draft: int | None) -> LineChart:
-    """v(n) by number of rows, beside decoding one by one; ``n_draft`` marks the chosen width.
+    """v(n) by number of rows, against decoding one by one; ``n_draft`` marks the chosen width.
 
     With ``c`` also the cost of a whole round, of which the draft makes n - 1 rows.
     """

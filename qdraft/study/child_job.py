@@ -17,7 +17,7 @@ from qdraft.llama.progress import Progress, no_progress
 log = logging.getLogger(__name__)
 
 RunJob = Callable[[str, dict[str, Any], Progress], dict[str, Any]]
-"""Takes a module, what its ``job`` is asked to do, and the progress; returns the job's result."""
+"""Takes a module, the request to its ``job``, and the progress; returns the job's result."""
 
 
 def run_job(
@@ -25,8 +25,8 @@ def run_job(
 ) -> dict[str, Any]:
     """Call ``job(request, progress)`` of ``module`` in a child process and return its result.
 
-    Request and result are JSON. Raises EngineError with the child's own words if the job fails, or
-    with how the child died. An interrupt ends the child.
+    Request and result are JSON. If the job fails, raises EngineError with the child's own words, or
+    with the signal or status that the child ended with. An interrupt ends the child.
     """
     child = subprocess.Popen(
         command(__name__, module),
@@ -44,7 +44,7 @@ def run_job(
             child.stdin.write(json.dumps(request, default=str))
             child.stdin.close()
         except BrokenPipeError:
-            pass  # the child died at once: its status says how
+            pass  # the child died at once: its status says why
         last = _read_messages(child.stdout, progress)
         errors = child.stderr.read()
         status = child.wait()

@@ -41,17 +41,17 @@ from qdraft.study.rung_result import ReferenceResult, RungResult
 log = logging.getLogger(__name__)
 
 _MODULE = "qdraft.study.measure_quant"
-_N_PLACES = 90  # tokens of held-out text that acceptance is measured over
-_VERSION = 3  # of what a job measures: results of other versions are measured again
+_N_MEASURED = 90  # tokens of held-out text to measure acceptance over
+_VERSION = 3  # of what a job measures: qdraft measures results of other versions again
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSpec:
-    """What is compared, and over which text.
+    """What a comparison compares, and over which text.
 
     ``rungs`` are files, or names of types to quantize the reference to. ``n_chunks`` None scores
     all of ``text``. ``imatrix`` None collects an importance matrix for the types, unless
-    ``with_imatrix`` is False. ``again`` measures again what the cache holds.
+    ``with_imatrix`` is False. ``again`` also measures what the cache holds.
     """
 
     reference: Path
@@ -71,11 +71,11 @@ class ComparisonSpec:
 def compare(
     spec: ComparisonSpec, *, progress: Progress = no_progress, run: RunJob = run_job
 ) -> Comparison:
-    """Measure the reference, then rung by rung, and rank them.
+    """Measure the reference, then each rung, and rank the rungs.
 
     An interrupt after the reference ends the comparison with the rungs that are done; the next
-    comparison goes on from there. Raises QDraftError if the reference cannot be measured or a rung
-    is not another quantization of it.
+    comparison continues from there. Raises QDraftError if the reference cannot be measured or a
+    rung is not another quantization of it.
     """
     ladder = Ladder(spec, progress, run)
     reference = ladder.measure_reference()
@@ -90,7 +90,7 @@ def compare(
 
 
 class Ladder:
-    """The files of a comparison. Each is measured in a child process, and its result is kept."""
+    """The files of a comparison. A child job measures each, and the cache keeps its result."""
 
     def __init__(
         self, spec: ComparisonSpec, progress: Progress = no_progress, run: RunJob = run_job
@@ -131,9 +131,9 @@ class Ladder:
         return Reference(_describe(self._facts), ReferenceResult.of_json(data))
 
     def measure_rungs(self) -> Iterator[Rung | FailedRung]:
-        """Each rung in turn; those that the cache has come at once. Needs the reference's logits.
+        """Each rung in turn; results in the cache come at once. Needs the reference's logits.
 
-        Types are quantized into the cache.
+        A rung that is a type becomes a file in the cache.
         """
         for file in self._files:
             name = file if isinstance(file, str) else file.path.name
@@ -146,13 +146,13 @@ class Ladder:
     def _measure_rung(self, file: Facts | str, name: str) -> Rung:
         spec = self._spec
         facts = file if isinstance(file, Facts) else self._quantize(file)
-        how = f"{spec.temperatures} {spec.n_predict}"
-        kept = _Kept(store_path("compare", *self._key, file_facts(facts.path, spec.params), how))
+        bench = f"{spec.temperatures} {spec.n_predict}"
+        kept = _Kept(store_path("compare", *self._key, file_facts(facts.path, spec.params), bench))
         data = None if spec.again else kept.read()
         if data is None:
             if not self._texts:
                 self._texts = write_held_out(
-                    self._facts.path, spec.params, _N_PLACES, self._progress
+                    self._facts.path, spec.params, _N_MEASURED, self._progress
                 )
             job = RungJob(
                 self._facts.path,
@@ -174,8 +174,8 @@ class Ladder:
         """The reference quantized to a type, in the cache."""
         spec, target = self._spec, self._facts.path
         stat = target.stat()
-        which = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
-        folder = cache_dir() / "ladder" / _digest(which)
+        identity = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
+        folder = cache_dir() / "ladder" / _digest(identity)
         matrix = spec.imatrix
         if matrix is None and spec.with_imatrix:
             matrix = folder / "imatrix.gguf"
@@ -220,7 +220,7 @@ def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:
     if isinstance(rung, str):
         if rung not in file_types():
             known = ", ".join(file_types())
-            raise UsageError(f"{rung} is neither a file nor a type", hint=f"the types are {known}")
+            raise UsageError(f"{rung} is neither a file nor a type", hint=f"use one of {known}")
         return rung
     facts = require_model(rung)
     pairing = compare_files(reference, facts)

@@ -1,4 +1,4 @@
-"""When drafting pays and when it does not: the cost model with a situation filled in.
+"""When drafting pays off and when it does not: the cost model with a situation filled in.
 
 Every finding has its formula with the numbers in it. alpha is the acceptance rate, c the time of a
 draft token and v(n) that of a decode of n rows, both in target tokens; k tokens a round give
@@ -20,17 +20,17 @@ from qdraft.decoding.policy.model import speedup as expected_speedup
 
 MOST = 16  # tokens of a draft that are tried
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models
-_PROMPT_COST = 0.1  # target tokens that a prompt token is taken to cost
+_PROMPT_COST = 0.1  # target tokens that a prompt token is assumed to cost
 _N_PREDICT = 256  # tokens of a text of unknown length
 _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is known of a pair on a machine. ``alpha`` is by temperature.
+    """What is known about a pair on a machine. ``alpha`` is by temperature.
 
     ``prompt_cost`` is the time of a prompt token in target tokens, ``target_bits`` the bits of a
-    weight. ``experts`` are those used for a token, and all of them.
+    weight. ``experts`` are the numbers of experts per token and of all experts.
     """
 
     c: float
@@ -46,7 +46,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The situation to explain; None for what is not asked. ``memory`` is in bytes."""
+    """The situation to explain; None leaves a question out. ``memory`` is in bytes."""
 
     temperature: float | None = None
     n_prompt: int | None = None
@@ -57,7 +57,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer: the speed-up, the draft length that gives it (0: no length pays), and why."""
+    """One answer: the speed-up, the draft length that gives it (0: none pays off), and why."""
 
     topic: str
     speedup: float | None
@@ -66,7 +66,7 @@ class Finding:
 
 
 def explain(figures: Figures, situation: Situation) -> list[Finding]:
-    """Findings on the pair as it is, and on each thing that would change it."""
+    """Return findings on the pair as it is, and on each thing that would change it."""
     alpha = alpha_at(figures.alpha, situation.temperature)
     pair = _as_it_is(figures, alpha, situation.temperature)
     findings = [pair]
@@ -85,7 +85,7 @@ def explain(figures: Figures, situation: Situation) -> list[Finding]:
 
 
 def alpha_at(known: Mapping[float, float], temperature: float | None) -> float:
-    """alpha between the temperatures that it is known at; the mean of all if None is asked."""
+    """alpha at ``temperature``, between the known ones; None gives the mean of all."""
     if temperature is None:
         return sum(known.values()) / len(known)
     below = max((t for t in known if t <= temperature), default=min(known))
@@ -97,9 +97,9 @@ def alpha_at(known: Mapping[float, float], temperature: float | None) -> float:
 def best_length(
     alpha: float, c: float, v: Mapping[int, float], n_texts: int = 1
 ) -> tuple[int, float]:
-    """The draft length with the highest speed-up, and that; (0, 1) if no length pays.
+    """The draft length with the highest speed-up, and that speed-up; (0, 1) if none pays off.
 
-    With ``n_texts`` texts decoded together, times are those of all of them.
+    If ``n_texts`` texts are decoded together, the times are those of all of them.
     """
     alone = interpolate_v(v, n_texts)
     costs = {k + 1: interpolate_v(v, n_texts * (k + 1)) / alone for k in range(1, MOST + 1)}
@@ -117,7 +117,7 @@ def _as_it_is(figures: Figures, alpha: float, temperature: float | None) -> Find
     at = "" if temperature is None else f" at temperature {temperature:g}"
     if k:
         formula = _formula(alpha, c, interpolate_v(v, k + 1), k)
-        return Finding("pair", speedup, k, f"pays{at}: alpha {alpha:.2f} gives {formula}")
+        return Finding("pair", speedup, k, f"pays off{at}: alpha {alpha:.2f} gives {formula}")
     needed = {
         n: least
         for n in range(1, MOST + 1)
@@ -133,7 +133,7 @@ def _as_it_is(figures: Figures, alpha: float, temperature: float | None) -> Find
         n = min(needed, key=lambda n: needed[n])
         formula = _formula(alpha, c, interpolate_v(v, n + 1), n)
         why = f"alpha is {alpha:.2f}, but n_draft {n} needs {needed[n]:.2f}: {formula}"
-    return Finding("pair", 1.0, 0, f"does not pay{at}: {why}")
+    return Finding("pair", 1.0, 0, f"does not pay off{at}: {why}")
 
 
 def _by_temperature(figures: Figures) -> list[Finding]:
@@ -145,7 +145,7 @@ def _by_temperature(figures: Figures) -> list[Finding]:
 
 
 def _lengths(figures: Figures, situation: Situation, speedup: float) -> Finding:
-    """Reading the prompt takes as long with a draft, or longer: only writing gets faster."""
+    """Reading the prompt takes as long with a draft, or longer: only generating gets faster."""
     n_prompt, n_predict = situation.n_prompt or 0, situation.n_predict or _N_PREDICT
     is_known = figures.prompt_cost is not None
     read = n_prompt * (figures.prompt_cost if figures.prompt_cost is not None else _PROMPT_COST)
@@ -162,9 +162,9 @@ def _lengths(figures: Figures, situation: Situation, speedup: float) -> Finding:
 
 
 def _users(figures: Figures, alpha: float, n_users: int) -> Finding:
-    """Texts decoded together already share the reading of the weights, which drafting lives on.
+    """Texts that are decoded together already share the reading of weights that drafting saves.
 
-    A draft row of B texts is assumed to cost c of a target decode of B rows.
+    Assumes that a draft row of B texts costs c of a target decode of B rows.
     """
     k, speedup = best_length(alpha, figures.c, figures.v, n_users)
     widest = max([1, *figures.v])
@@ -193,7 +193,7 @@ def _experts(figures: Figures, alpha: float, experts: tuple[int, int]) -> Findin
     k, speedup = best_length(alpha, figures.c, table)
     n_read = n_all * read_share(5)
     words = (
-        f"{n_used} of {n_all} experts a token, but 5 rows read about {n_read:.0f} of them, so "
+        f"{n_used} of {n_all} experts per token, but 5 rows read about {n_read:.0f} of them, so "
         f"v(5) approaches {table[5]:.2f} if experts are most of the weights"
     )
     return Finding("mixture of experts", speedup, k, words)
@@ -221,7 +221,7 @@ def _memory(figures: Figures, memory: int, speedup: float) -> Finding:
     room = f"{memory / _GIB:.1f} GiB"
     sizes = f"target {target / _GIB:.1f} GiB and draft {draft / _GIB:.1f} GiB of {room}"
     if target + draft <= memory:
-        return Finding("memory", speedup, None, f"{sizes}: both fit, beside their KV caches")
+        return Finding("memory", speedup, None, f"{sizes}: both fit, KV caches not included")
     if target <= memory:
         why = (
             "the target fits alone; with the draft, weights are read from disk at every token: "
@@ -229,7 +229,7 @@ def _memory(figures: Figures, memory: int, speedup: float) -> Finding:
         )
     else:
         why = (
-            "the target does not fit either; a draft that stays in memory pays all the more if "
-            "the rest of the memory holds as much of the target as possible"
+            "the target does not fit either; a draft that stays in memory pays off all the more "
+            "if the rest of the memory holds as much of the target as possible"
         )
     return Finding("memory", None, None, f"{sizes}: {why}")

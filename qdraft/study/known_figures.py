@@ -1,4 +1,4 @@
-"""What is known of a pair before it is explained: from a bench's JSON, and from its files."""
+"""What is known about a pair before it is explained: from a bench's JSON, and from its files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from qdraft.errors import UsageError
 from qdraft.gguf.facts import read_facts
 
 
-def read_bench(text: str, source: Path) -> dict[str, Any]:
+def read_bench(text: str, path: Path) -> dict[str, Any]:
     """Return the figures in a bench's JSON, by their names in ``Figures``.
 
-    ``source`` names the text in the UsageError that anything else raises.
+    Raises UsageError, which names ``path``, if the text is anything else.
     """
     try:
         data = json.loads(text)
@@ -32,7 +32,7 @@ def read_bench(text: str, source: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{source} is not the output of qdraft bench -o json",
+            f"{path} is not the output of qdraft bench -o json",
             hint="write it with qdraft bench -o json > FILE",
         ) from error
 

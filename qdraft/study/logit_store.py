@@ -49,7 +49,7 @@ class LogitsWriter:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What a whole file holds. Raises UsageError if it is not such a file."""
+    """The description of the rows in a complete file. Raises UsageError for any other file."""
     about: dict[str, Any] = _read_end(path)["about"]
     return about
 

@@ -23,7 +23,12 @@ from qdraft.llama.progress import Progress, renamed
 from qdraft.llama.rpc import connect
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import ModelSpec, PairSpec
-from qdraft.making.costs import N_PROMPT, measure_costs, prompt_seconds, seconds_of_one
+from qdraft.making.costs import (
+    N_PROMPT,
+    measure_costs,
+    measure_prompt_seconds,
+    measure_token_seconds,
+)
 from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.session.opening import fit, open_spec
 from qdraft.session.store import describe_machine
@@ -101,8 +106,8 @@ def measure_reference(job: ReferenceJob, progress: Progress) -> ReferenceResult:
                 progress=renamed(progress, "scoring the reference"),
             )
             writer.close()
-        memory = _grown(before)
-        prompt_s = prompt_seconds(sequence, job.chunks[0], time.perf_counter)
+        memory = _added_since(before)
+        prompt_s = measure_prompt_seconds(sequence, job.chunks[0], time.perf_counter)
     return ReferenceResult(scores.perplexity(), N_PROMPT / prompt_s, memory, describe_machine())
 
 
@@ -119,10 +124,10 @@ def measure_rung(job: RungJob, progress: Progress) -> RungResult:
             base=read_blocks(job.store, n_vocab),
             progress=renamed(progress, f"scoring {job.rung.name}"),
         )
-        memory = _grown(before)
-        prompt_s = prompt_seconds(sequence, job.chunks[0], time.perf_counter)
-        # As the file runs alone: without repacked weights.
-        token_s = seconds_of_one(sequence, time.perf_counter)
+        memory = _added_since(before)
+        prompt_s = measure_prompt_seconds(sequence, job.chunks[0], time.perf_counter)
+        # Without repacked weights, as the file runs alone.
+        token_s = measure_token_seconds(sequence, time.perf_counter)
     alone = _Alone(scores.divergence(), N_PROMPT / prompt_s, 1 / token_s, memory)
     return _measure_draft(job, alone, progress)
 
@@ -150,7 +155,7 @@ def _measure_draft(job: RungJob, alone: _Alone, progress: Progress) -> RungResul
                 copy = sequences.kv_copy.copy
                 shared = measure_overlap(target, draft, job.texts, copy, step, job.temperatures)
             costs = measure_costs(target, draft, time.perf_counter)
-            target_s = seconds_of_one(target, time.perf_counter)
+            target_s = measure_token_seconds(target, time.perf_counter)
         samples = list(
             bench.measure(
                 pair,
@@ -208,7 +213,7 @@ def _opened(path: Path, params: EngineParams) -> Iterator[LlamaSequence]:
         model.close()
 
 
-def _grown(before: int | None) -> int | None:
-    """Bytes that came into memory since ``before``: weights, cache and buffers of one model."""
+def _added_since(before: int | None) -> int | None:
+    """Bytes of memory beyond ``before``: weights, cache and buffers of one model."""
     now = resident_memory()
     return None if now is None or before is None else now - before

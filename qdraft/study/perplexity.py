@@ -1,4 +1,4 @@
-"""Perplexity, and what a quantization changes of the distribution, place by place.
+"""Perplexity, and how a quantization changes the distribution, position by position.
 
 The figures have the names of llama.cpp's perplexity tool and are computed in the same way: the text
 is cut into chunks of the context's size, each begins with the token that begins a text, and the
@@ -27,7 +27,7 @@ _MOST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean of -ln p(next token) over ``n`` places, with its standard error."""
+    """exp of the mean of -ln p(next token) over ``n`` positions, with its standard error."""
 
     n: int
     ppl: Mean
@@ -35,12 +35,12 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A quantization Q against a base, over the same places; errors are standard errors.
+    """A quantization Q against a base, over the same positions; errors are standard errors.
 
     ``kld`` is the mean of sum over x of p_base ln(p_base / p_Q), ``dp`` that of p_Q - p_base of the
     token that follows in the text, ``rms_dp`` the root of the mean of its square, ``same_top``
-    the share of places where both have the same most likely token. ``ln_ratio`` is the mean of
-    ln(PPL(Q) / PPL(base)), ``correlation`` the correlation of ln PPL over the places.
+    the share of positions at which both have the same likeliest token. ``ln_ratio`` is the mean of
+    ln(PPL(Q) / PPL(base)), ``correlation`` the correlation of ln PPL over the positions.
     """
 
     n: int
@@ -79,7 +79,7 @@ def rows_at_once(n_vocab: int) -> int:
 
 
 def score_chunk(sequence: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
-    """The scored places of a chunk in blocks: the tokens that follow, and rows of logits.
+    """The scored positions of a chunk in blocks: the tokens that follow, and rows of logits.
 
     The rows are borrowed until the next block. Raises LogitsError for a row that is not finite.
     The sequence ends empty.
@@ -99,7 +99,7 @@ def score_chunk(sequence: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple
 
 
 class Scores:
-    """The scores of places, added block by block."""
+    """The scores of positions, added block by block."""
 
     def __init__(self) -> None:
         self._nll: list[Floats] = []
@@ -109,17 +109,17 @@ class Scores:
         self._same: list[NDArray[np.bool_]] = []
 
     def add(self, following: Sequence[int], logits: Rows, base: Rows | None = None) -> None:
-        """Add a block of places: the tokens that follow, logits, the base's log-probabilities.
+        """Add a block of positions: the tokens that follow, logits, the base's log-probabilities.
 
         ``base`` None scores only the perplexity.
         """
         own = log_softmax(logits)
-        places = np.arange(len(following))
-        chosen = own[places, following].astype(float)
+        positions = np.arange(len(following))
+        chosen = own[positions, following].astype(float)
         self._nll.append(-chosen)
         if base is None:
             return
-        of_base = base[places, following].astype(float)
+        of_base = base[positions, following].astype(float)
         self._nll_base.append(-of_base)
         self._dp.append(np.exp(chosen) - np.exp(of_base))
         self._same.append(own.argmax(axis=1) == base.argmax(axis=1))
@@ -128,12 +128,12 @@ class Scores:
         self._kld.append((weights * (base - own)).sum(axis=1, dtype=float))
 
     def perplexity(self) -> Perplexity:
-        """The perplexity over all places that were added."""
+        """The perplexity over all positions that were added."""
         nll = np.concatenate(self._nll)
         return Perplexity(len(nll), _exp(mean_of(nll)))
 
     def divergence(self) -> Divergence:
-        """The divergence from the base over all places that were added with it."""
+        """The divergence from the base over all positions that were added with it."""
         nll, base = np.concatenate(self._nll), np.concatenate(self._nll_base)
         kld, dp = np.concatenate(self._kld), np.concatenate(self._dp)
         ln_ratio = mean_of(nll - base)

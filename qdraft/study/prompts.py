@@ -1,4 +1,4 @@
-"""The kinds of tasks that a pair is measured on, and prompts for them: ours, or from a file."""
+"""The kinds of tasks to measure a pair on, and prompts for them: built-in ones, or a file's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def built_in(kinds: Iterable[str] | None = None, n_each: int = 1) -> list[Task]:
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown:
         raise UsageError(
-            f"unknown kind of task {unknown[0]}", hint=f"the kinds are {', '.join(KINDS)}"
+            f"unknown kind of task {unknown[0]}", hint=f"use one of {', '.join(KINDS)}"
         )
     return [Task(kind, prompt) for kind in wanted for prompt in KINDS[kind][:n_each]]
 
@@ -91,9 +91,9 @@ def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:
         present = {task.kind for task in tasks}
         unknown = [kind for kind in kinds if kind not in present]
         if unknown:
-            there = ", ".join(sorted(present))
+            known = ", ".join(sorted(present))
             raise UsageError(
-                f"{path} has no prompt of kind {unknown[0]}", hint=f"its kinds are {there}"
+                f"{path} has no prompt of kind {unknown[0]}", hint=f"use one of {known}"
             )
         tasks = [task for task in tasks if task.kind in kinds]
     if not tasks:

@@ -165,15 +165,15 @@ def _best_single(rungs: Sequence[Rung]) -> Rung | None:
 def _pair_sentence(reference: str, best: _BestPair | None) -> str:
     if best is None:
         return (
-            f"pair: no draft of these pays for {reference} on this machine: run it alone, or "
-            "choose a bigger target"
+            f"pair: none of these drafts pays off for {reference} on this machine: run it alone, "
+            "or choose a bigger target"
         )
     draft = best.rung.file.name
     if not best.is_shown:
         return (
             f"pair: {draft} is the fastest of these drafts at {best.speedup:.2f} times {reference} "
-            f"alone, but its interval begins at {best.low:.2f}: no draft is shown to pay on this "
-            "machine"
+            f"alone, but its interval begins at {best.low:.2f}: no draft is shown to pay off on "
+            "this machine"
         )
     interval = "" if best.low is None else f" (at least {best.low:.2f} by its interval)"
     return (

@@ -1,8 +1,8 @@
 """p and q of a pair along real texts, recorded once, so that drafting can be replayed offline.
 
-At each place of a text the recording keeps the target's and the draft's log-probabilities of the
-most likely tokens, and the mass of the rest. The draft has one set with its own KV cells, and one
-on the target's cells when it is 1 to ``BLOCK`` tokens into a draft.
+At each position of a text the recording keeps the target's and the draft's log-probabilities of
+the likeliest tokens, and the mass of the rest. The draft has one set with its own KV cells, and
+one on the target's cells when it is 1 to ``BLOCK`` tokens into a draft.
 
 Rows are decoded as a round decodes them, the draft's one by one and the target's a few at a time:
 quantized weights round differently in wide batches (a Q4_K_M draft's rows of a batch of 8
@@ -29,11 +29,11 @@ from qdraft.study.logit_store import log_softmax
 
 Logs = NDArray[np.float16]
 CopyCells = Callable[[int], None]
-"""Copies the target's KV cells from a place on into the draft."""
+"""Copies the target's KV cells from a position on into the draft."""
 
 BLOCK = 4  # tokens drafted on from the target's cells
-SHIFTS = range(BLOCK)  # where blocks start: each place is seen at every depth
-KEPT = 1024  # tokens of a place
+SHIFTS = range(BLOCK)  # where blocks start: each position comes at every depth
+KEPT = 1024  # tokens of a position
 _FEW = 4  # rows of a target decode
 _VERSION = 1
 
@@ -60,9 +60,9 @@ class RecordedTokens:
 
 @dataclass(frozen=True, slots=True)
 class TextRecording:
-    """One text: ``n`` places, the first of which predicts the token after the prompt.
+    """One text: ``n`` positions, the first of which predicts the token after the prompt.
 
-    ``target[i, j]`` is ln p of the j-th kept token at place i, ``own[i, j]`` ln q of it with the
+    ``target[i, j]`` is ln p of the j-th kept token at position i, ``own[i, j]`` ln q of it with the
     draft's own cells, ``shared[s, i, j]`` ln q with the target's cells up to ``depth[s, i] - 1``
     tokens before. The last column is the logarithm of the mass of the ``n_rest`` tokens that are
     not kept.
@@ -185,7 +185,7 @@ def _keep(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
 
 
 def save(recording: Recording, path: Path) -> None:
-    """Write a recording; the file is complete, or not there."""
+    """Write a recording; the file is either complete or does not exist."""
     arrays: dict[str, NDArray[Any]] = {}
     texts = []
     for i, text in enumerate(recording.texts):

@@ -1,8 +1,8 @@
 """Drafting replayed on a recording: the real loop, policies and verification, without the models.
 
-Target and draft become sequences that return the recorded rows of a place, whatever tokens the loop
-has chosen so far: the next place is as likely or unlikely as it was in the recorded text. Time is
-that of a table of costs.
+Target and draft become sequences that return the recorded rows of a position, whatever tokens the
+loop has chosen so far: the next position is as likely or unlikely as it was in the recorded text.
+Times come from a table of costs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from qdraft.errors import UsageError
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
 
-_HOTTEST = 1.5  # temperature up to which the kept tokens of a place are enough
+_HOTTEST = 1.5  # temperature up to which the kept tokens of a position are enough
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a way of drafting gave over all texts that were replayed."""
+    """What a way to draft gave over all texts that were replayed."""
 
     n_tokens: int
     alpha: float | None
@@ -64,13 +64,13 @@ class _Clock:
 
 
 class _Recorded:
-    """A sequence that returns recorded rows by place."""
+    """A sequence that returns recorded rows by position."""
 
     def __init__(self, n_tokens: int, text: TextRecording, clock: _Clock) -> None:
         self.vocab = _Vocab(n_tokens)
         self.tokens: list[int] = []
         self.n_ctx = text.n_prompt + text.n
-        self._first = text.n_prompt  # tokens in the cache when the row of place 0 comes
+        self._first = text.n_prompt  # tokens in the cache when the row of position 0 comes
         self._clock = clock
 
     @property
@@ -83,13 +83,13 @@ class _Recorded:
         if start:  # a replay does not time reading the prompt
             self._clock.now += self.cost(len(tokens))
         last = self.n_past - self._first
-        rows = [self.row(place) for place in range(last - logits + 1, last + 1)]
+        rows = [self.row(position) for position in range(last - logits + 1, last + 1)]
         return np.array(rows, np.float32).reshape(logits, self.vocab.n_tokens)
 
     def cost(self, n_rows: int) -> float:
         raise NotImplementedError
 
-    def row(self, place: int) -> Rows:
+    def row(self, position: int) -> Rows:
         raise NotImplementedError
 
     def truncate(self, n_past: int) -> None:
@@ -111,13 +111,13 @@ class _Target(_Recorded):
     def cost(self, n_rows: int) -> float:
         return self._costs.v_at(n_rows)
 
-    def row(self, place: int) -> Rows:
-        row: Rows = self._rows[place]
+    def row(self, position: int) -> Rows:
+        row: Rows = self._rows[position]
         return row
 
 
 class _Draft(_Recorded):
-    """The draft. ``base`` is where its own cells begin: the row's depth is counted from there."""
+    """The draft. ``base`` is where its own cells begin: the depth of a row counts from there."""
 
     def __init__(
         self, own: Rows, shared: Rows | None, text: TextRecording, clock: _Clock, costs: Costs
@@ -130,12 +130,12 @@ class _Draft(_Recorded):
     def cost(self, n_rows: int) -> float:
         return self._costs.of_model
 
-    def row(self, place: int) -> Rows:
-        row: Rows = self._own[place]
+    def row(self, position: int) -> Rows:
+        row: Rows = self._own[position]
         if self._shared is not None and self._depth is not None:
-            depth = place + self._first - self.base
-            nearest = int(np.abs(self._depth[:, place].astype(int) - depth).argmin())
-            row = self._shared[nearest, place]
+            depth = position + self._first - self.base
+            nearest = int(np.abs(self._depth[:, position].astype(int) - depth).argmin())
+            row = self._shared[nearest, position]
         return row
 
 
@@ -150,7 +150,7 @@ class _KvCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How the texts of a recording are drafted, and at what costs."""
+    """How to draft the texts of a recording, and at what costs."""
 
     costs: Costs
     sampling: SamplingParams
@@ -160,18 +160,18 @@ class _Way:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether sampling never draws from the tokens that a recording leaves out."""
+        """True if sampling never draws from the tokens that a recording leaves out."""
         s = self.sampling
         return s.temperature == 0 or bool(s.top_k) or s.top_p < 1 or s.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a recording is replayed.
+    """How to replay a recording.
 
-    ``share_kv`` drafts on the target's cells. Each text is replayed ``repeats`` times, beginning a
-    place later each time and with other random numbers, because it matters where rounds happen to
-    start. ``constants`` are those of the draft policy.
+    ``share_kv`` drafts on the target's cells. ``repeats`` replays each text several times, each
+    time from one position later and with other random numbers, because it matters where rounds
+    happen to start. ``constants`` are those of the draft policy.
     """
 
     share_kv: bool = True
@@ -201,9 +201,9 @@ def replay(
     texts = [text for text in recording.texts if text.temperature == nearest]
     rounds: list[Round] = []
     for repeat in range(options.repeats):
-        for place, text in enumerate(texts):
+        for i, text in enumerate(texts):
             learned.start_text()
-            rounds += _replay_text(_cut_start(text, repeat), way, SeededRng(1000 * repeat + place))
+            rounds += _replay_text(_cut_start(text, repeat), way, SeededRng(1000 * repeat + i))
     return _fold(rounds)
 
 
@@ -228,25 +228,25 @@ def _require(
     recording: Recording, sampling: SamplingParams, params: DecodeParams, share_kv: bool
 ) -> None:
     if KINDS[params.drafter].reads_text:
-        raise UsageError("a recording has only what the draft model says: use --drafter model")
+        raise UsageError("a recording holds drafts of the draft model only: use --drafter model")
     if sampling.temperature > _HOTTEST:
         raise UsageError(
             f"--temp is {sampling.temperature:g} but must be at most {_HOTTEST:g}: above it a "
-            "recording has too few tokens of each place"
+            "recording has too few tokens of each position"
         )
     plain = SamplingParams()
     for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(sampling, name) != getattr(plain, name):
-            raise UsageError(f"{name} cannot be replayed: a recording has places, not tokens")
+            raise UsageError(f"{name} cannot be replayed: a recording has positions, not tokens")
     if share_kv and any(text.shared is None for text in recording.texts):
         raise UsageError(
             "this pair does not share its KV cells", hint="replay it with --share-kv off"
         )
 
 
-def _cut_start(text: TextRecording, n_places: int) -> TextRecording:
-    """A text without its first places; at least two places are left."""
-    start = min(n_places, text.n - 2)
+def _cut_start(text: TextRecording, n_positions: int) -> TextRecording:
+    """A text without its first positions; at least two positions are left."""
+    start = min(n_positions, text.n - 2)
     return replace(
         text,
         n_prompt=text.n_prompt + start,
@@ -312,7 +312,7 @@ def _fold(rounds: Sequence[Round]) -> Replayed:
 
 
 def make_synthetic(alpha: float, n: int = 3000) -> Recording:
-    """A recording of ``n`` places at which each draft token has the acceptance rate ``alpha``.
+    """A recording of ``n`` positions at which each draft token has the acceptance rate ``alpha``.
 
     p is sure of one token, q gives it ``alpha``: at temperature 1, sum min(p, q) = alpha.
     """

@@ -1,4 +1,4 @@
-"""Threads, flash attention and cache types: the settings that make a pair fastest here."""
+"""Threads, flash attention and cache types: the settings that make a pair fastest on a machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.spec import PairSpec
-from qdraft.making.costs import measure_costs, seconds_of_one
+from qdraft.making.costs import measure_costs, measure_token_seconds
 from qdraft.session.opening import open_spec
 
 _EVEN = 0.97  # share of the fastest from which a setting counts as equally fast
@@ -24,8 +24,8 @@ _EVEN = 0.97  # share of the fastest from which a setting counts as equally fast
 class Setting:
     """One way to load a pair. ``per_second`` is the speed that the cost model expects with a draft.
 
-    ``same_output`` is False if the target computes something else, which is not a matter of
-    speed. If ``error`` is set, the pair does not load so and the figures are 0.
+    ``same_output`` is False if the setting changes what the target computes, not only its speed.
+    If ``error`` is set, the pair does not load with this setting, and the figures are 0.
     """
 
     name: str
@@ -88,7 +88,7 @@ def _measure(setting: Setting, target: Path, draft: Path, alpha: float) -> Setti
         with open_spec(spec) as pair, pair.sequences() as own:
             assert own.draft
             costs = measure_costs(own.target, own.draft, time.perf_counter)
-            target_s = seconds_of_one(own.target, time.perf_counter)
+            target_s = measure_token_seconds(own.target, time.perf_counter)
     except QDraftError as error:
         return replace(setting, error=str(error))
     c = costs.of_model
@@ -103,7 +103,7 @@ def _measure(setting: Setting, target: Path, draft: Path, alpha: float) -> Setti
 
 
 def choose_setting(settings: list[Setting]) -> Setting:
-    """The fastest setting with the same output; of equally fast ones that with fewest threads."""
+    """The fastest setting with the same output; of equal ones, the one with the fewest threads."""
     same = [setting for setting in settings if setting.same_output and not setting.error]
     fastest = max(same, key=lambda setting: setting.per_second)
     near = [setting for setting in same if setting.per_second > _EVEN * fastest.per_second]

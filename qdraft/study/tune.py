@@ -12,7 +12,7 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.making.calibration import takes_a_chat
-from qdraft.making.costs import LENGTHS, live_costs
+from qdraft.making.costs import LENGTHS, measure_live_costs
 from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.session.pair import Pair
 from qdraft.study import bench
@@ -48,9 +48,9 @@ class Tried:
 
 
 def list_ways(temperature: float) -> list[DecodeParams]:
-    """The ways to replay: the measured policy, lengths and confidences.
+    """The ways to replay: auto, fixed lengths and confidences.
 
-    Above temperature 0 each under both rules of verification.
+    Above temperature 0, each comes under both rules of verification.
     """
     params = [DecodeParams()]
     params += [DecodeParams(draft_policy="fixed", n_draft=n) for n in LENGTHS]
@@ -92,11 +92,11 @@ def record_pair(
     raw = not takes_a_chat(pair, WARM_UP)
     n_all = len(tasks) * len(temperatures)
     n_done = 0
-    for place, task in enumerate(tasks):
-        alone = DecodeParams(n_predict=n_predict, n_draft=0, seed=place)
+    for i, task in enumerate(tasks):
+        alone = DecodeParams(n_predict=n_predict, n_draft=0, seed=i)
         for temperature in temperatures:
-            how = replace(sampling, temperature=temperature)
-            written = pair.generate(task.prompt, how, alone, raw=raw)
+            at_temperature = replace(sampling, temperature=temperature)
+            written = pair.generate(task.prompt, at_temperature, alone, raw=raw)
             written.read()
             if len(written.tokens) >= _FEWEST:
                 tokens = [*written.prompt, *written.tokens]
@@ -109,8 +109,8 @@ def record_pair(
             "the target's texts are too short to record",
             hint="record longer texts with --n-predict, or choose another target",
         )
-    how = replace(sampling, temperature=temperatures[-1])
-    costs = live_costs(pair, WARM_UP, how, progress)
+    at_temperature = replace(sampling, temperature=temperatures[-1])
+    costs = measure_live_costs(pair, WARM_UP, at_temperature, progress)
     about = {"costs": {"c": costs.of_model, "v": {str(n): x for n, x in costs.v.items()}}}
     return Recording(about, tuple(texts))
 
@@ -141,7 +141,7 @@ def replay_ways(
 ) -> list[Tried]:
     """Replay each way; the fastest first."""
     tried = []
-    # A synthetic recording is long enough.
+    # A synthetic recording is long enough to replay it once.
     options = ReplayOptions(share_kv, repeats=1 if recording.is_synthetic else 4)
     for i, way in enumerate(params):
         tried.append(Tried(way, replay(recording, costs, sampling, way, options)))
@@ -173,8 +173,8 @@ def confirm(
 def choose_winner(tried: Sequence[Tried]) -> Tried:
     """Return the fastest way live, or the fastest by the replay if none was confirmed.
 
-    If no way pays, the winner is auto: a fixed way that loses would lose on every text, and auto
-    stops drafting.
+    If no way pays off, the winner is auto: a fixed way that loses would lose on every text, and
+    auto stops drafting.
     """
 
     def speed(way: Tried) -> float:

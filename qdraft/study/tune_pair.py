@@ -86,9 +86,9 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """How the drafts of one target are tuned: how a pair is opened, and what it generates.
+    """How to tune the drafts of one target: how to open a pair, and what to generate.
 
-    ``spec`` holds a draft; the other drafts are opened by the draft's params.
+    ``spec`` holds a draft; the other drafts are opened with the params of that draft.
     """
 
     spec: PairSpec
@@ -177,7 +177,7 @@ class Tuner:
 
 
 def find_other_drafts(target: Path, draft: Path, models_file: Path | None) -> list[Path]:
-    """Return the drafts that models.yaml names for this target, but for ``draft``."""
+    """Return the drafts that models.yaml names for this target, except ``draft``."""
     known = [Path(e.draft) for e in registry.find_entries(target, models_file) if e.draft]
     return [other for other in known if not other.samefile(draft)]
 

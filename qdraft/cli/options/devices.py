@@ -167,7 +167,7 @@ class DeviceOptions(Group):
             _CONTEXT,
             "-tb",
             "--threads-batch",
-            help="Number of threads to read prompts and verify drafts with; 0 is as --threads.",
+            help="Number of threads to read prompts and verify drafts with; 0 uses --threads.",
         ),
         Sets("n_threads_batch"),
     ] = 0
@@ -249,7 +249,7 @@ class DeviceOptions(Group):
         return self.first_given(*draft_fields())
 
     def engines(self) -> tuple[EngineParams, EngineParams]:
-        """How target and draft are loaded. Raises UsageError."""
+        """How to load target and draft. Raises UsageError."""
         target = EngineParams(
             n_ctx=self.ctx_size,
             n_batch=self.batch_size,
@@ -276,7 +276,7 @@ class DeviceOptions(Group):
             raise
 
     def _of_draft(self, target: EngineParams) -> EngineParams:
-        """How the draft is loaded: as the target, but for what the draft's options say."""
+        """How to load the draft: as the target, except for what the draft's options say."""
         draft = replace(
             target,
             n_ctx=self.ctx_size if self.ctx_size_draft is None else self.ctx_size_draft,
@@ -350,7 +350,7 @@ def parse_overrides(
         if len(pair) != 2 or not all(pair):
             raise UsageError(
                 f"{option} is {text} but must be PATTERN=DEVICE[,...]",
-                hint=rf"for example {option} 'blk\.(0|1)\..*=CPU'",
+                hint=rf"give, for example, {option} 'blk\.(0|1)\..*=CPU'",
             )
     experts = [(_EXPERTS, "CPU")] if moe else []
     return (*((pair[0], pair[1]) for pair in pairs), *experts)

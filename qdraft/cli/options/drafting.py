@@ -96,7 +96,7 @@ class DraftingOptions(Group):
     def params(
         self, *, n_predict: int = -1, seed: int = -1, stop: tuple[str, ...] = ()
     ) -> DecodeParams:
-        """How a text is decoded. Raises UsageError."""
+        """How to decode a text. Raises UsageError."""
         return DecodeParams(
             n_predict=n_predict,
             drafter=self.drafter,

@@ -45,21 +45,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Sets:
-    """Beside an option: the parameter of the library that it sets, if that has another name."""
+    """A mark of an option: the parameter of the library that it sets, if that has another name."""
 
     parameter: str
 
 
 @dataclass(frozen=True)
 class Formerly:
-    """Beside an option: its old name, which works for one release, with a warning."""
+    """A mark of an option: its old name, which works for one release, with a warning."""
 
     option: str
 
 
 @dataclass(frozen=True, init=False)
 class Only:
-    """Beside a group: a command takes only these of its fields."""
+    """A mark of a group: a command takes only these of its fields."""
 
     names: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class Only:
 
 @dataclass(frozen=True, init=False)
 class Without:
-    """Beside a group: a command takes all of its fields but these."""
+    """A mark of a group: a command takes all of its fields but these."""
 
     names: tuple[str, ...]
 
@@ -79,7 +79,7 @@ class Without:
 
 @dataclass(frozen=True, init=False)
 class Defaults:
-    """Beside a group: a command has other defaults for these fields."""
+    """A mark of a group: a command has other defaults for these fields."""
 
     values: Mapping[str, Any]
 
@@ -107,10 +107,10 @@ def parameter_names(group: type[Group]) -> dict[str, str]:
     hints = _hints_of(group)
     names = option_names(group)
     return {
-        beside.parameter: name
+        mark.parameter: name
         for field_name, name in names.items()
-        for beside in get_args(hints[field_name])
-        if isinstance(beside, Sets)
+        for mark in get_args(hints[field_name])
+        if isinstance(mark, Sets)
     } | names
 
 
@@ -178,10 +178,10 @@ class _Expanded:
 
     @classmethod
     def of(cls, group: type[Group], hint: Any) -> _Expanded:
-        beside = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         kept = [each.name for each in _options_of(group)]
         defaults: dict[str, Any] = {}
-        for each in beside:
+        for each in marks:
             if isinstance(each, Only):
                 kept = [name for name in kept if name in each.names]
             elif isinstance(each, Without):
@@ -239,8 +239,8 @@ def _options_of(group: type[Group]) -> Iterator[Field[Any]]:
 
 def _long_name(hint: Any) -> str | None:
     """The first long name of an option; None for an argument."""
-    for beside in get_args(hint):
-        declared = [getattr(beside, "default", None), *(getattr(beside, "param_decls", None) or ())]
+    for mark in get_args(hint):
+        declared = [getattr(mark, "default", None), *(getattr(mark, "param_decls", None) or ())]
         for name in declared:
             if isinstance(name, str) and name.startswith("--"):
                 return name
@@ -248,13 +248,13 @@ def _long_name(hint: Any) -> str | None:
 
 
 def _with_default_shown(hint: Any) -> Any:
-    """The option with its default as it is on the help page, not in words."""
+    """The option with the value of its default on the help page, in place of words."""
     shown = []
-    for beside in get_args(hint)[1:]:
-        if hasattr(beside, "show_default"):
-            beside = copy(beside)
-            beside.show_default = True
-        shown.append(beside)
+    for mark in get_args(hint)[1:]:
+        if hasattr(mark, "show_default"):
+            mark = copy(mark)
+            mark.show_default = True
+        shown.append(mark)
     annotated: Any = Annotated
     return getitem(annotated, (get_args(hint)[0], *shown))
 
@@ -266,13 +266,13 @@ def _old_name(group: type[Group], name: str) -> str:
 
 def _old_options(name: str, hint: Any) -> Iterator[inspect.Parameter]:
     """The hidden option under the old name of an option, if it has one."""
-    for beside in get_args(hint):
-        if isinstance(beside, Formerly):
+    for mark in get_args(hint):
+        if isinstance(mark, Formerly):
             flag = get_args(hint)[0] is bool
             kind: Any = bool if flag else get_args(hint)[0] | None
             yield inspect.Parameter(
                 name + _OLD,
                 _KEYWORD,
                 default=False if flag else None,
-                annotation=Annotated[kind, typer.Option(beside.option, hidden=True)],
+                annotation=Annotated[kind, typer.Option(mark.option, hidden=True)],
             )

@@ -53,7 +53,7 @@ class RunOutputOptions(OutputOptions):
             raise UsageError("--verbose cannot be combined with --quiet")
 
     def set_log_levels(self) -> None:
-        """Let the loggers of qdraft and of llama.cpp through, or not."""
+        """Set what the loggers of qdraft and of llama.cpp let through."""
         if self.verbose:
             logging.getLogger("qdraft.llama.cpp").setLevel(logging.DEBUG)
         if self.quiet:

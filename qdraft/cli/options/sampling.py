@@ -71,7 +71,7 @@ class SamplingOptions(Group):
         option(
             _PANEL,
             "--repeat-last-n",
-            help="Tokens that the penalties look back on; -1 is the whole text.",
+            help="Number of last tokens that the penalties look at; -1 is the whole text.",
         ),
     ] = 64
     presence_penalty: Annotated[
@@ -111,7 +111,7 @@ class SamplingOptions(Group):
     ] = -1
 
     def params(self) -> SamplingParams:
-        """How tokens are chosen; the seed belongs to ``DecodeParams``. Raises UsageError."""
+        """How to choose tokens; the seed belongs to ``DecodeParams``. Raises UsageError."""
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -151,7 +151,7 @@ class TemperatureOptions(Group):
         if any(not 0 <= t < float("inf") for t in temperatures):
             raise UsageError(
                 f"--temp is {text} but must be numbers of at least 0",
-                hint="for example --temp 0,0.7,1",
+                hint="give, for example, --temp 0,0.7,1",
             )
         return temperatures
 
@@ -164,7 +164,7 @@ def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
         if not match:
             raise UsageError(
                 f"--logit-bias is {item} but must be a token id and a signed number",
-                hint="for example 15043+1, 15043-0.5 or 15043-inf",
+                hint="give, for example, 15043+1, 15043-0.5 or 15043-inf",
             )
         token = int(match[1])
         biases[token] = biases.get(token, 0.0) + float(match[2])

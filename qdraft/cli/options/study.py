@@ -40,7 +40,14 @@ class TaskOptions(Group):
     ] = 1
     repeats: Annotated[
         int,
-        option(_PANEL, "-r", "--repeats", min=1, max=100, help="Repeat the whole set this often."),
+        option(
+            _PANEL,
+            "-r",
+            "--repeats",
+            min=1,
+            max=100,
+            help="Repeat the whole set this many times.",
+        ),
     ] = 1
     n_predict: Annotated[
         int,
@@ -90,6 +97,6 @@ def parse_costs(text: str) -> dict[int, float]:
     if not costs or any(n < 2 or not 0 < x < float("inf") for n, x in costs.items()):
         raise UsageError(
             f"--v is {text} but must be times by number of rows",
-            hint="for example --v 2=1.06,8=1.1",
+            hint="give, for example, --v 2=1.06,8=1.1",
         )
     return costs

@@ -28,5 +28,5 @@ def build_drafter(kind: str, model: ModelDrafter | None) -> Drafter:
     if model is not None:
         return _WITH_MODEL[kind](model)
     if KINDS[kind].requires_draft:
-        raise UsageError(f"the {kind} drafter needs a draft model beside the target")
+        raise UsageError(f"the {kind} drafter needs a draft model in addition to the target")
     return NoDrafter()

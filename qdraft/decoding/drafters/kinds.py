@@ -12,8 +12,8 @@ class DrafterKind:
     ``source`` names the drafts whose costs a summary shows. ``needs_draft``: it drafts with a
     second model, so that options of a draft model make sense. ``may_run_alone``: without a draft
     model it lets the target run alone, or ``fallback``, another kind, draft in its place.
-    ``reads_text``: it drafts what the tokens of the text repeat, so that a recording of
-    probabilities cannot replay it.
+    ``reads_text``: it drafts repetitions in the text, which a recording of probabilities cannot
+    replay.
     """
 
     source: str

@@ -23,7 +23,7 @@ class KvCopy(Protocol):
     """Copies the target's KV cells into the draft's sequence."""
 
     def copy(self, start: int) -> None:
-        """Replace the draft's cells from ``start`` on by the target's, all that it has."""
+        """Replace all of the draft's cells from ``start`` on with the target's."""
         ...
 
 
@@ -85,15 +85,15 @@ class ModelDrafter:
                     break
                 feed = [token]
         except LogitsError:
-            # What is drawn stays: dropping it for what came of it would change its law. But
-            # whatever made the row bad may sit in the cells of this round: those go.
+            # Tokens that were drawn stay: dropping them for what followed would change their law.
+            # The cells of this round go, because one of them may have made the row bad.
             self.sequence.truncate(n_good)
             dropped = True
         return offers.as_draft(self.source, n_rows, n_caught_up, dropped=dropped)
 
     def accept(self, verified: Verified) -> None:
-        # All but the last token of the text is known to be cached correctly, as far as it is
-        # cached: a rejected draft token sits at that last place or after it.
+        # Whatever is cached before the last token of the text is right: a rejected draft token
+        # sits at the position of that token or after it.
         self.sequence.truncate(len(verified.tokens) - 1)
 
     def n_behind(self, context: Sequence[int]) -> int:
@@ -117,9 +117,9 @@ class ModelDrafter:
         return room
 
     def catch_up(self, context: Sequence[int]) -> int:
-        """Bring the cache up to the text but its last token, or close to it.
+        """Bring the cache up to the token before the last one of the text, or close to it.
 
-        Returns how many tokens the draft reads for that, or gets by the first copy of a text.
+        Returns how many tokens the draft reads for that, or gets with the first copy of a text.
         """
         if self._kv_copy:
             n_before, is_first = self._n_shared, not self._has_copied

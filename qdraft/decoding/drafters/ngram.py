@@ -15,11 +15,11 @@ _LONGEST = 10  # tokens of a match that count for its confidence
 
 
 class NgramDrafter:
-    """Continues from the newest earlier place that ends as the text does; needs no model.
+    """Continues from the newest earlier position at which the text read as it does now.
 
-    Prompt lookup decoding, Saxena 2023. The index grows with the text, so that each token is
-    read once. The confidence of a match of n tokens is 1 - 2^-n; the schedule learns what that is
-    worth.
+    Needs no model: prompt lookup decoding, Saxena 2023. The index grows with the text, so that it
+    reads each token once. The confidence of a match of n tokens is 1 - 2^-n; the schedule learns
+    what that is worth.
     """
 
     source = "ngram"
@@ -34,21 +34,21 @@ class NgramDrafter:
             self._text = []
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        place = self._find(context)
-        if place is None:
+        position = self._find(context)
+        if position is None:
             return Draft()
-        confidence = 1 - 0.5 ** _match_length(context, place)
+        confidence = 1 - 0.5 ** _match_length(context, position)
         n = 0
         while gate.more(self.source) and gate.take(self.source, confidence):
             n += 1
-        tokens = _after(context, place, n)
+        tokens = _copy_from(context, position, n)
         return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
 
     def accept(self, verified: Verified) -> None:
         pass
 
     def _read(self, context: Sequence[int]) -> None:
-        """Index every n-gram that something follows; the newest place wins."""
+        """Index every n-gram that something follows; the newest position wins."""
         for end in range(max(1, len(self._text)), len(context)):
             for size in _SIZES:
                 if end >= size:
@@ -56,26 +56,26 @@ class NgramDrafter:
         self._text += context[len(self._text) :]
 
     def _find(self, context: Sequence[int]) -> int | None:
-        """The place after the newest occurrence of the longest known end of the text."""
+        """The position after the newest earlier occurrence of the longest known end of the text."""
         self._read(context)
         for size in _SIZES:
-            place = self._following.get(tuple(context[-size:]))
-            if place is not None:
-                return place
+            position = self._following.get(tuple(context[-size:]))
+            if position is not None:
+                return position
         return None
 
 
-def _after(context: Sequence[int], place: int, n: int) -> list[int]:
-    """``n`` tokens from ``place`` on; a repetition may run on into its own tokens."""
-    text = list(context[place:])
+def _copy_from(context: Sequence[int], position: int, n: int) -> list[int]:
+    """``n`` tokens from ``position`` on; a repetition may run on into its own tokens."""
+    text = list(context[position:])
     for i in range(n - len(text)):
         text.append(text[i])
     return text[:n]
 
 
-def _match_length(context: Sequence[int], place: int) -> int:
-    """How many tokens before ``place`` equal the last ones of the text, at most ``_LONGEST``."""
+def _match_length(context: Sequence[int], position: int) -> int:
+    """How many tokens before ``position`` equal the last ones of the text, at most ``_LONGEST``."""
     n = 0
-    while n < min(place, _LONGEST) and context[place - 1 - n] == context[-1 - n]:
+    while n < min(position, _LONGEST) and context[position - 1 - n] == context[-1 - n]:
         n += 1
     return n

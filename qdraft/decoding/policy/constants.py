@@ -19,8 +19,8 @@ class PolicyConstants:
 
     # Ratios of a kind (c of a source, v of a width) that are remembered; their median counts.
     # Log 2026-11-29 (Xeon): 31 instead of 15, with 9 instead of 5 times of the target alone, brings
-    # a draft that pays a little 1 to 3 % but costs 3.7 % over the worst 200 tokens of a steep v; 21
-    # and 7 keep both. Simulation: 9 and 41 make no difference.
+    # a draft that pays off a little 1 to 3 % but costs 3.7 % over the worst 200 tokens of a steep
+    # v; 21 and 7 keep both. Simulation: 9 and 41 make no difference.
     n_ratios: int = 21
     # Times of the target alone that are remembered; their median is one target token.
     # Log 2026-11-29 (Xeon): chosen together with ``n_ratios``. Simulation: 3 and 15 make none.
@@ -43,7 +43,7 @@ class PolicyConstants:
     # The same for a width that an earlier run kept, counted from the first round of this run.
     # Not measured: a quarter of ``n_fresh``, because another hour is less like this one.
     n_fresh_kept: int = 48
-    # Tokens that a drafter may read first and its time still be that of its rows.
+    # Tokens that a drafter may read first while its time still counts as that of its rows.
     # Not measured: chosen so that the last tokens of a round (residual, bonus) count as free and a
     # part of the prompt does not.
     n_read_free: int = 3
@@ -56,7 +56,7 @@ class PolicyConstants:
     # Chance of acceptance that is believed of a source before any test.
     # docs/benchmark.md has alpha from 0.53 to 0.96. Simulation: 0.4 and 0.9 make no difference.
     acceptance_belief: float = 0.7
-    # Tests that a belief counts as. Simulation, a flat v and a good draft: 10 costs 4 %, 1 nothing.
+    # Tests that a belief is worth. Simulation, a flat v and a good draft: 10 costs 4 %, 1 nothing.
     belief_weight: float = 3.0
     # Tests that a bin remembers; older ones fade.
     # Simulation, a flat v and a good draft: 20 costs 5 %; 200 makes no difference.
@@ -78,7 +78,7 @@ class PolicyConstants:
     n_window: int = 200
     # The most that gains count for, in target tokens.
     # Log 2026-11-29 (Xeon): 10 were lost again on the next text, 6 % of 200 tokens. Simulation:
-    # 0 costs 5 to 11 % wherever drafting pays, 2 costs a jagged v 6 %.
+    # 0 costs 5 to 11 % wherever drafting pays off, 2 costs a jagged v 6 %.
     most_saved: float = 5.0
     # Target tokens beyond the limit that still count; more is forgiven, so that one long rejected
     # draft does not stop drafting. Simulation: ten short texts of the worst pair lose 2.0 % at 0.5,
@@ -104,7 +104,7 @@ class PolicyConstants:
     # Tokens within which drafting must win back the time to read the text first.
     # Not measured: chosen as the length of a usual answer.
     n_horizon: int = 256
-    # Tokens without a draft before the first probe; a probe that does not pay doubles the wait.
+    # Tokens without a draft before the first probe; a probe that does not pay off doubles the wait.
     # Simulation: ten short texts of the worst pair lose 1.0 % at 16, 0.9 % here and nothing at 64;
     # 64 costs a jagged v 3 %.
     first_wait: int = 32

@@ -17,18 +17,18 @@ from qdraft.decoding.records import Round
 class RoundKind(Enum):
     """How a round counts in the costs and in the budget."""
 
-    SETUP = "setup"  # the first of its width over a link: its times say nothing of later ones
+    SETUP = "setup"  # the first of its width over a link: its times say nothing about later ones
     UNPRICED = "unpriced"  # the time of one target token is not known yet
-    PLAIN = "plain"  # no draft row was paid
-    DRAFTED = "drafted"  # draft rows were paid, even if they offered no token
+    PLAIN = "plain"  # without a draft row
+    DRAFTED = "drafted"  # with draft rows, even if they offered no token
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """How a round counts, and what it cost in target tokens; 0 for SETUP and UNPRICED.
 
-    A PLAIN round costs the tokens that it emitted. The cost of a DRAFTED round leaves out what
-    the drafter had to read of the text first, beyond a few tokens.
+    A PLAIN round costs the tokens that it emitted. The cost of a DRAFTED round leaves out the time
+    in which the drafter first read the text, if it was more than a few tokens behind.
     """
 
     kind: RoundKind
@@ -119,7 +119,7 @@ class CostTable:
             return RoundCost(RoundKind.PLAIN, float(round.n_emitted))
         spent = round.times.total_s / target_s
         if round.draft.n_caught_up > self.constants.n_read_free:
-            # Reading the text is no loss of the draft that first needed it: its rows count.
+            # The draft that first needs the text is not charged for reading it: only rows count.
             spent += round.draft.n_rows * self.c(round.source) - round.times.draft_s / target_s
         return RoundCost(RoundKind.DRAFTED, spent)
 
@@ -141,7 +141,7 @@ class CostTable:
 
     @property
     def target_s(self) -> float | None:
-        """Seconds of one target token alone, lately."""
+        """Seconds of one target token alone: the median of the last ones."""
         return self._target_s
 
     @property
@@ -177,7 +177,7 @@ class CostTable:
         if n > widest + self.constants.n_wider:
             return math.inf
         # Studies extrapolate to describe a machine, and take the full slope of the last step, or n
-        # rows to cost n. A guess here is there to be corrected by a round, so it is low on purpose.
+        # rows to cost n. Here a round will correct the guess, so the guess is low on purpose.
         if widest == 1:
             return 1.0
         return interpolate_v(fresh, n, slope_beyond=self.constants.slope_beyond)
@@ -185,10 +185,10 @@ class CostTable:
     def medians(self, n_least: int = 1) -> Costs:
         """What is known: c by source, v by number of rows, and the seconds of a target token.
 
-        A ratio that was measured fewer than ``n_least`` times is as it was kept before, or is
-        left out.
+        A ratio that was measured fewer than ``n_least`` times keeps the value of earlier runs, or
+        is left out.
         """
         c = {source: median(x) for source, x in self._c.items() if len(x) >= n_least}
         v = {width: median(x) for width, x in self._v.items() if len(x) >= n_least}
-        both = {**self._kept.v, **v}
-        return Costs({**self._kept.c, **c}, dict(sorted(both.items())), self.target_s)
+        by_width = {**self._kept.v, **v}
+        return Costs({**self._kept.c, **c}, dict(sorted(by_width.items())), self.target_s)

@@ -29,7 +29,7 @@ class Gate(Protocol):
         ...
 
     def take(self, source: str, confidence: float) -> bool:
-        """True if the token of a row that is already paid is worth verifying.
+        """True if the token of a row that is already computed is worth verifying.
 
         Each True counts that token as offered; the drafter must then offer it.
         """
@@ -37,7 +37,7 @@ class Gate(Protocol):
 
 
 class CountingGate:
-    """Admits ``n_max`` tokens, and turns tokens away whose confidence is below ``p_min``."""
+    """Admits ``n_max`` tokens, and turns away tokens whose confidence is below ``p_min``."""
 
     def __init__(self, n_max: int, p_min: float = 0.0) -> None:
         self._left = n_max
@@ -62,16 +62,16 @@ class Extension(NamedTuple):
     m: int
 
     @property
-    def pays(self) -> bool:
+    def pays_off(self) -> bool:
         return self.gain > self.price
 
 
 class CostGate:
-    """Drafts on as long as further tokens are expected to pay. This is the draft-on rule.
+    """Drafts on as long as further tokens are expected to pay off. This is the draft-on rule.
 
-    k tokens are offered so far and the text reaches place k + 1 with probability R, the product
-    of the acceptance chances of these k tokens. The draft goes on if for some m, with k + m at
-    most ``n_max``,
+    k tokens are offered so far and the text reaches place k, the next one, with probability R, the
+    product of the acceptance chances of these k tokens. The draft goes on if for some m, with
+    k + m at most ``n_max``,
 
         R a (1 + alpha + ... + alpha^(m-1))  >  S (max(0, m - f) c + v(k+1+m) - v(k+1))
 
@@ -80,9 +80,9 @@ class CostGate:
     speed of the last rounds (``LossBudget.speed``): a token that brings less than the average
     round does in the same time lowers the speed. alpha is the acceptance rate of the source.
 
-    ``more`` asks before a row is paid: a = alpha, f = 0. ``take`` asks when a row is paid and its
-    confidence is known: a is the acceptance rate at that confidence, and the paid row is free,
-    f = 1.
+    ``more`` applies the rule before the drafter pays for a row: a = alpha, f = 0. ``take`` applies
+    it once a row is computed and its confidence is known: a is the acceptance rate at that
+    confidence, and f = 1 because that row costs nothing more.
 
     The exceptions:
 
@@ -92,8 +92,9 @@ class CostGate:
     3. Budget. ``n_max`` is at most the longest draft of which ``worst_case_share`` of the cost of
        full rejection, n c + v(n+1) - 1, is affordable. There is no such bound while drafting has
        gained more than it lost (debt below 0).
-    4. Probe. The first token of a probe is drafted although it is expected to lose. The bound 3
-       is then one token, whatever the table says of its cost, unless the budget is exhausted.
+    4. Probe. The first token of a probe is drafted although it is expected to lose. The bound of
+       exception 3 is then one token, whatever the table says about its cost, unless the budget is
+       exhausted.
     5. Reading. A drafter more than ``n_read_free`` tokens behind drafts only if ``n_horizon``
        tokens, at (gain - price) / (1 + price) each, gain more than the time to read, min(1, c)
        times the target's, or if the budget affords that time. The first rounds, of one token
@@ -135,14 +136,14 @@ class CostGate:
         best = self._best_extension(source, self._reach * chance, n_paid=0)
         if not self._worth_reading(source, n_behind, best):
             return False
-        return best.pays or (self._probe and first)
+        return best.pays_off or (self._probe and first)
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
             return False
         reach = self._reach * self._acceptance.at(source, confidence)
         best = self._best_extension(source, reach, n_paid=1)
-        if not (best.pays or (self._probe and self._k == 0)):
+        if not (best.pays_off or (self._probe and self._k == 0)):
             return False
         self._k += 1
         self._reach = reach

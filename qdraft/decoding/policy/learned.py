@@ -22,7 +22,7 @@ class Learned:
 
     @classmethod
     def with_constants(cls, constants: PolicyConstants, kept: Costs | None = None) -> Learned:
-        """Empty tables, but for ``kept`` costs, under other constants than the default ones."""
+        """Tables that are empty, except for ``kept`` costs, and follow ``constants``."""
         return cls(
             CostTable(kept, constants=constants), AcceptanceTable(constants), LossBudget(constants)
         )
@@ -33,7 +33,7 @@ class Learned:
         return self.costs.constants
 
     def start_text(self) -> None:
-        """Another text begins, which may be of another kind."""
+        """Prepare for another text, which may be of another kind."""
         self.acceptance.start_text()
 
     def add(self, round: Round) -> None:

@@ -1,4 +1,4 @@
-"""What drafting may lose, and how fast the text comes lately."""
+"""What drafting may lose, and the speed of the last rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdraft.decoding.records import Round
 
 
 class LossBudget:
-    """Bounds what drafting may cost, in target tokens. Above the limit nothing is drafted.
+    """Bounds what drafting may cost, in target tokens. Above the limit qdraft drafts nothing.
 
     The bound. Let D be ``debt``, L the limit, m = ``max_loss`` and N = ``n_window``. A drafted
     round that took ``spent`` target tokens for its n tokens adds spent - n to D. A plain round of
@@ -28,12 +28,12 @@ class LossBudget:
     The exceptions to that bound:
 
     - A round may end beyond L. ``CostGate`` drafts only if D + half of what a fully rejected draft
-      costs is below L. D counts at most ``most_over`` beyond L (0.5 % of N) and what is more is
-      forgiven, or one long rejected draft would stop drafting for good.
-    - Gains make D negative, to -``most_saved`` at the least, and may be lost again (2.5 % of N).
-      Without them two unlucky rounds would stop a draft that pays.
-    - D starts once the time of one target token is known. It leaves out what a drafter first had
-      to read of the text, and the first decode of each width over a link (``CostTable.add``).
+      costs is below L. D counts at most ``most_over`` beyond L (0.5 % of N). More than that is
+      forgiven, because one long rejected draft would otherwise stop drafting for good.
+    - Gains make D negative, down to -``most_saved``, and may be lost again (2.5 % of N). Without
+      them two unlucky rounds would stop a draft that pays off.
+    - D starts once the time of one target token is known. It leaves out the time in which a drafter
+      first reads the text, and the first decode of each width over a link (``CostTable.add``).
     """
 
     def __init__(self, constants: PolicyConstants = CONSTANTS) -> None:

@@ -37,16 +37,16 @@ class Costs:
 def interpolate_v(v: Mapping[int, float], n: float, *, slope_beyond: float = 1.0) -> float:
     """v(n) for ``n`` rows, 1 or more, from measured widths; v(1) is 1.
 
-    Between two widths it is on the line through them, and level where that line falls. Beyond the
-    widest one it goes on with ``slope_beyond`` times the slope of the last step. If no width
-    above 1 is known, n rows cost n.
+    Between two widths v is on the line through them, or level if that line falls. Beyond the widest
+    one v goes on with ``slope_beyond`` times the slope of the last step. If no width above 1 is
+    known, n rows cost n.
     """
     known = {1: 1.0, **v}
     widths = sorted(known)
     if len(widths) == 1:
         return known[1] + (n - 1)
-    place = min(max(1, bisect_right(widths, n)), len(widths) - 1)
-    low, high = widths[place - 1], widths[place]
+    above = min(max(1, bisect_right(widths, n)), len(widths) - 1)
+    low, high = widths[above - 1], widths[above]
     slope = max(0.0, (known[high] - known[low]) / (high - low))
     if n >= high:
         return known[high] + (n - high) * slope * slope_beyond
@@ -56,7 +56,7 @@ def interpolate_v(v: Mapping[int, float], n: float, *, slope_beyond: float = 1.0
 def expected_tokens(alpha: float, n_draft: int) -> float:
     """Expected tokens of a round, tau = (1 - alpha^(k+1)) / (1 - alpha): equation 1.
 
-    Summed term by term, so that alpha = 1 is no special case.
+    Summed term by term, so that alpha = 1 is not a special case.
     """
     return float(sum(alpha**i for i in range(n_draft + 1)))
 
@@ -70,7 +70,9 @@ def speedup(alpha: float, n_draft: int, c: float, v: float) -> float:
 
 
 def best_n_draft(alpha: float, c: float, v: Mapping[int, float]) -> tuple[int, float]:
-    """The draft length with the highest expected speed-up, and that; (0, 1) if none pays.
+    """The draft length with the highest expected speed-up, and that speed-up.
+
+    (0, 1) if no length pays off.
 
     ``v`` is the cost of a decode by its number of rows: those lengths are tried.
     """
@@ -80,7 +82,7 @@ def best_n_draft(alpha: float, c: float, v: Mapping[int, float]) -> tuple[int, f
 
 
 def break_even_alpha(n_draft: int, c: float, v: float) -> float | None:
-    """The smallest alpha at which k tokens a round pay; None if none does.
+    """The smallest alpha at which k tokens a round pay off; None if no alpha is enough.
 
     The root of tau(alpha) = k c + v by bisection: tau grows with alpha.
     """

@@ -47,7 +47,7 @@ class FixedSchedule:
 
 
 class CostAwareSchedule:
-    """Drafts as far as it pays by what was learned (the rule is in ``CostGate``).
+    """Drafts as far as drafting pays off by what was learned (the rule is in ``CostGate``).
 
     Rounds of four kinds, in this order of precedence:
 
@@ -55,8 +55,8 @@ class CostAwareSchedule:
       prompt, then once in ``plain_every`` rounds.
     - One token, until the costs are complete: it shows what a draft row and a second row cost.
       The budget must not be exhausted.
-    - A probe, after ``first_wait`` tokens without a draft. If it does not pay, the next wait is
-      twice as long, up to ``longest_wait``.
+    - A probe, after ``first_wait`` tokens without a draft. If it does not pay off, the next wait
+      is twice as long, up to ``longest_wait``.
     - As far as ``CostGate`` admits.
     """
 
@@ -92,9 +92,9 @@ class CostAwareSchedule:
             self._n_since_draft += round.n_emitted
             return
         if self._is_probe:
-            paid = round.n_emitted > 1 and self.learned.loss.debt <= 0
+            paid_off = round.n_emitted > 1 and self.learned.loss.debt <= 0
             longer = min(self._constants.longest_wait, 2 * self._wait)
-            self._wait = self._constants.first_wait if paid else longer
+            self._wait = self._constants.first_wait if paid_off else longer
         self._n_since_draft = 0
 
     def _must_measure(self) -> bool:
