@@ -117,7 +117,9 @@ def measure_rung(job: RungJob, progress: Progress) -> RungResult:
     with _opened(job.rung, job.params) as sequence:
         n_vocab = sequence.vocab.n_tokens
         if n_vocab != job.n_vocab:
-            raise UsageError(f"{job.rung.name} has {n_vocab} tokens, not {job.n_vocab}")
+            raise UsageError(
+                f"{job.rung.name} has a vocabulary of {n_vocab} tokens, not of {job.n_vocab}"
+            )
         scores = evaluate(
             sequence,
             job.chunks,
