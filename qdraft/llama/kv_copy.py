@@ -38,7 +38,7 @@ class KvSharing:
 def couple(
     target: LlamaContext, draft: LlamaContext | None, share_kv: str, *, flash_attn: bool
 ) -> KvSharing:
-    """Try whether the target's cells can be copied into the draft, and whether that pays.
+    """Try whether the target's cells can be copied into the draft, and whether that pays off.
 
     The trial takes sequences of its own in both contexts and closes them. Raises PairError if
     ``share_kv`` is "on" and the cells cannot be shared.

@@ -21,7 +21,7 @@ _MODEL_BYTES = 1 << 20  # smaller files hold no weights
 # The alpha to expect of a draft with at most so many bits per weight: sampled drafting, shared KV
 # cells. It is low for large models, which lose less.
 _ALPHA_BY_BITS = ((2.0, 0.50), (3.0, 0.66), (4.0, 0.80), (5.2, 0.92), (7.0, 0.96), (33.0, 0.99))
-_FLAT_V = 1.15  # v of a target that waits for memory, at the widths that pay
+_FLAT_V = 1.15  # v of a target that waits for memory, at the widths that pay off
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from qdraft.decoding.sampling import Sampler
 class HybridDrafter:
     """Takes the draft of the first of several drafters that offers one.
 
-    The gate weighs each source by its own record and turns away, at no cost, a drafter
-    that has not paid off lately. All tokens of a round come from one drafter.
+    The gate weighs each source by its own record and turns away, at no cost, a drafter that has
+    not paid off lately. All tokens of a round come from one drafter.
     """
 
     def __init__(self, *drafters: Drafter) -> None:
