@@ -60,7 +60,7 @@ class PairSpec:
     """What to open: the models, and what they share.
 
     ``share_kv`` "auto" gives the draft the target's KV cells if a trial shows that this works and
-    pays, "on" demands it, "off" leaves the draft its own. ``template`` is a Jinja chat template
+    pays off, "on" demands it, "off" leaves the draft its own. ``template`` is a Jinja chat template
     that replaces the target's own. ``servers`` are the RPC servers to connect to, each HOST:PORT.
     ``keep_draft`` demands the draft even if the plan would rather give its memory to the target.
     """

@@ -120,7 +120,7 @@ class DraftJob:
         """Try ``candidates`` (None: the default recipes) and choose the recipe to make.
 
         Returns those that were tried, the fastest first, and the winner: none if no recipe is
-        expected to pay. Raises what ``check`` raises for the winner.
+        expected to pay off. Raises what ``check`` raises for the winner.
         """
         ladder = search_draft(
             self.target,
@@ -130,7 +130,7 @@ class DraftJob:
             threads=self.threads,
             progress=progress,
         )
-        chosen = [ladder[0].recipe] if ladder and ladder[0].pays else []
+        chosen = [ladder[0].recipe] if ladder and ladder[0].pays_off else []
         self.check(chosen)
         return ladder, chosen
 

@@ -45,8 +45,8 @@ class TriedRecipe:
         return self.overlap.sum_min
 
     @property
-    def pays(self) -> bool:
-        """Is the draft expected to pay with any draft length?"""
+    def pays_off(self) -> bool:
+        """True if the draft is expected to pay off with any draft length."""
         return self.n_draft > 0
 
 
@@ -104,8 +104,8 @@ def try_recipes(
 def conclude_search(ladder: Sequence[TriedRecipe]) -> str:
     """Say which recipe wins, and why; ``ladder`` has the fastest first."""
     first = ladder[0]
-    if not first.pays:
-        return "no recipe is expected to pay on this machine: choose a bigger target"
+    if not first.pays_off:
+        return "no recipe is expected to pay off on this machine: choose a bigger target"
     why = f"{first.recipe.label}: {first.predicted:.2f} times the target alone is predicted"
     if len(ladder) > 1:
         other = ladder[1]

@@ -161,7 +161,7 @@ def choose(
     limited to fewer rooms, so this also tries to place the draft first.
 
     The target alone comes first if it has taken all memory for the draft, and drafting from the CPU
-    is not expected to pay. A draft that fits but does not pay stays: the loop notices that.
+    is not expected to pay off. A draft that fits but does not pay off stays: the loop notices that.
     """
     forced = [room.for_target for room in rooms] if n_target is not None else []
     layouts = [
@@ -190,7 +190,7 @@ def choose(
     if both and best[0].n_draft == 0 and n_draft is None:
         has_room = sum(first or ()) > 0
         if has_room and not sum(best[0].draft or ()):
-            best.reverse()  # the target took the draft's memory; on the CPU the draft cannot pay
+            best.reverse()  # the target took the draft's memory; on the CPU it cannot pay off
     return best
 
 

@@ -195,7 +195,7 @@ def list_fixed(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def choose_n_draft(tried: Sequence[Tried]) -> int | None:
-    """The draft length of the fastest of ``list_fixed`` by the replay; None if none pays."""
+    """The draft length of the fastest of ``list_fixed`` by the replay; None if none pays off."""
     best = max(list_fixed(tried), key=lambda way: way.replayed.speedup, default=None)
     return best.params.n_draft if best and best.replayed.speedup > 1 else None
 
@@ -204,7 +204,7 @@ def conclude_replay(tried: Sequence[Tried]) -> str:
     """Say which way is the fastest by the replay."""
     best = max(tried, key=lambda way: way.replayed.speedup)
     if best.replayed.speedup <= 1:
-        return "no way of drafting pays at these costs: the target alone is the fastest"
+        return "no way to draft pays off at these costs: the target alone is the fastest"
     alpha = "" if best.replayed.alpha is None else f" at alpha {best.replayed.alpha:.3f}"
     return f"{best.name} is the fastest: {best.replayed.speedup:.2f} times the target alone{alpha}"
 
