@@ -12,6 +12,7 @@ from invoke import qdraft, qdraft_process
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.pairs import editing as models_file
+from qdraft.pairs import registry
 from qdraft.pairs import scan as find
 from qdraft.pairs.scan import gguf_files, known_folders, ollama_models, propose, read_all
 
@@ -151,6 +152,17 @@ def test_removing_keeps_comments_and_drops_the_default(tmp_path: Path) -> None:
     assert path.read_text() == "# all mine\npairs:\n  a:  # first\n    target: a.gguf\n"
     with pytest.raises(UsageError, match="no pair b"):
         models_file.remove("b", user_file=path)
+
+
+def test_a_file_that_is_all_in_braces_loses_only_what_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("{default: a, pairs: {a: {target: x.gguf}, b: {target: y.gguf}}}\n")
+    models_file.remove("a", user_file=path)
+    assert list(registry.read(path).entries) == ["b"]
+    assert registry.read(path).default is None
+    models_file.remove("b", user_file=path)
+    models_file.add("c", Path("z.gguf"), None, user_file=path)
+    assert list(registry.read(path).entries) == ["c"]
 
 
 def test_what_an_entry_says_is_shown(tmp_path: Path) -> None:

@@ -105,11 +105,19 @@ def remove(name: str, *, user_file: Path | None = None) -> Path:
     text = _cut_entry(path.read_text(encoding="utf-8"), name)
     data = _parse(text)
     if data.get("default") == name:
-        lines = text.splitlines(keepends=True)
-        del lines[data.lc.key("default")[0]]
-        text = "".join(lines)
+        text = _drop_key(text, data, "default")
     _write(path, text)
     return path
+
+
+def _drop_key(text: str, data: CommentedMap, key: str) -> str:
+    """Return the text without a key of the top level whose value is on the same line."""
+    if data.fa.flow_style():
+        del data[key]
+        return _dump(data)
+    lines = text.splitlines(keepends=True)
+    del lines[data.lc.key(key)[0]]
+    return "".join(lines)
 
 
 def _write(path: Path, text: str) -> None:
@@ -124,10 +132,11 @@ def _replace_entry(text: str, name: str, entry: dict[str, Any]) -> str:
     data = _parse(text)
     pairs = data.get("pairs")
     if not pairs:
+        if data.fa.flow_style():  # all in braces: there is no line to add to
+            data["pairs"] = {name: entry}
+            return _dump(data)
         if "pairs" in data:  # the key is there, and empty
-            lines = text.splitlines(keepends=True)
-            del lines[data.lc.key("pairs")[0]]
-            text = "".join(lines)
+            text = _drop_key(text, data, "pairs")
         gap = "" if not text or text.endswith("\n") else "\n"
         return f"{text}{gap}pairs:\n{_render_entry(name, entry, 2)}"
     if _is_in_braces(data):
