@@ -12,14 +12,24 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from unittest.mock import patch
 
 from qdraft.cli.main import main
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "docs/schema/run.json").read_text())
-"""The JSON schema of the report of `qdraft run`."""
-
+_SCHEMAS = Path(__file__).parent.parent / "docs/schema"
 _LOGGERS = ("qdraft", "qdraft.llama.cpp")
+
+
+def schema(name: str, part: str = "") -> dict[str, Any]:
+    """Return the JSON schema of a command's report, or of one of the parts that it defines.
+
+    ``name`` is that of the file, for example "run" or "models-list".
+    """
+    whole: dict[str, Any] = json.loads((_SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+    if not part:
+        return whole
+    return {key: whole[key] for key in ("$schema", "$defs")} | {"$ref": f"#/$defs/{part}"}
 
 
 def qdraft(*args: str, stdin: str | None = None, **env: str) -> CompletedProcess[str]:

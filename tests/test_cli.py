@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import tiny
-from invoke import SCHEMA, one_error, qdraft, qdraft_process
+from invoke import one_error, qdraft, qdraft_process, schema
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.options.devices import parse_gpu_layers, parse_tensor_split
@@ -202,7 +202,7 @@ class TestRun:
         for extra in (("--check",), ("--no-draft",), ("-n", "0"), ("-n", "1")):
             result = qdraft("run", *PROMPT, "-n", "24", "--seed", "7", "--json", *extra)
             report = json.loads(result.stdout)
-            jsonschema.validate(report, SCHEMA)
+            jsonschema.validate(report, schema("run"))
             assert report["seed"] == 7
             assert len(report["tokens"]) == report["summary"]["n_tokens"]
             assert (report["draft"] is None) == ("--no-draft" in extra)
@@ -273,7 +273,7 @@ class TestRun:
         alone = qdraft("run", *common, "--no-draft")
         drafted = qdraft("run", *common, "--drafter", "ngram", *FIXED, "--json", "--check")
         report = json.loads(drafted.stdout)
-        jsonschema.validate(report, SCHEMA)
+        jsonschema.validate(report, schema("run"))
         assert report["check"]["explained"]
         if report["check"]["same"]:
             assert report["text"] == alone.stdout.removesuffix("\n")
@@ -323,7 +323,7 @@ class TestRun:
             output = RunOutputOptions(as_json=True, check=True)
             status = show_text(pair, Interrupted(), output, greedy=True)  # type: ignore[arg-type]
         report = json.loads(capsys.readouterr().out)
-        jsonschema.validate(report, SCHEMA)
+        jsonschema.validate(report, schema("run"))
         assert status == 130
         assert report["finish_reason"] == "interrupted"
         assert report["check"] is None
@@ -374,7 +374,7 @@ class TestRun:
         assert result.returncode == 0, result.stderr
         assert result.stderr == b""
         if as_json:
-            jsonschema.validate(json.loads(result.stdout), SCHEMA)
+            jsonschema.validate(json.loads(result.stdout), schema("run"))
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
     def test_trouble_with_files_is_one_line(self, smollm2: tuple[Path, Path]) -> None:

@@ -6,8 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import jsonschema
 import pytest
-from invoke import qdraft
+from invoke import qdraft, schema
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -55,7 +56,7 @@ def test_there_is_one_ggml_only() -> None:
 
 def test_command() -> None:
     report = json.loads(qdraft("devices", "--json").stdout)
-    assert {"build", "devices"} <= report.keys()
+    jsonschema.validate(report, schema("devices"))
     assert report["devices"][0]["name"] == devices()[0].name
     text = qdraft("devices").stdout
     assert all(hint in text for hint in gpu_hints()) == (not build().gpu_offload)

@@ -55,6 +55,15 @@ def without_blocks(text: str) -> str:
     return re.sub(r"^ *```\w*\n.*?^ *```$", "", text, flags=re.M | re.S)
 
 
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a schema, itself first."""
+    if isinstance(schema, dict):
+        yield schema
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, (dict, list)):
+            yield from subschemas(part)
+
+
 def commands() -> dict[str, Any]:
     """Every command by its words, for example "run" and "models add"."""
     top: dict[str, Any] = dict(get_command(app).commands)  # type: ignore[attr-defined]
@@ -127,9 +136,32 @@ def test_every_command_is_in_the_table() -> None:
             assert f"| `qdraft {name}` | {summary} |" in README
 
 
-def test_schemas_are_valid() -> None:
-    for path in (TOP / "docs/schema").glob("*.json"):
-        jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text(encoding="utf-8")))
+SCHEMAS = sorted((TOP / "docs/schema").glob("*.json"))
+every_schema = pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+
+
+@every_schema
+def test_schemas_are_valid(path: Path) -> None:
+    """Each is linked in the reference, and allows no key that it does not name."""
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    reference = (TOP / "docs/reference/json.md").read_text(encoding="utf-8")
+    assert f"(../schema/{path.name})" in reference
+    for part in subschemas(schema):
+        if "properties" in part:
+            assert part["additionalProperties"] is False, part
+            assert set(part["required"]) <= part["properties"].keys()
+
+
+@every_schema
+def test_every_key_of_a_schema_is_described(path: Path) -> None:
+    """By itself, or where it is defined."""
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    for part in subschemas(schema):
+        for key, of_key in part.get("properties", {}).items():
+            defined = schema["$defs"][of_key["$ref"].split("/")[-1]] if "$ref" in of_key else {}
+            about = of_key.get("description") or defined.get("description", "")
+            assert about, key
 
 
 def test_the_changelog_names_this_version() -> None:
@@ -271,21 +303,13 @@ def test_python_runs(
     exec(compile(code, "document", "exec"), {"__name__": "document"})
 
 
-@pytest.mark.parametrize(
-    ("command", "file"),
-    [
-        ("run", "docs/schema/run.json"),
-        ("bench", "examples/study/bench.json"),
-        ("compare", "examples/study/ladder.json"),
-        ("tune", "examples/study/tune.json"),
-    ],
-)
-def test_every_json_key_is_in_the_reference(command: str, file: str) -> None:
+@every_schema
+def test_every_json_key_is_in_the_reference(path: Path) -> None:
     """Those of the object itself; the machine's are described with the bench."""
+    command = path.stem.split("-")[0]
     sections = (TOP / "docs/reference/json.md").read_text(encoding="utf-8").split("\n## ")
     text = " ".join(s for s in sections if s.split("\n")[0] in (command, "bench"))
-    data = json.loads((TOP / file).read_text(encoding="utf-8"))
-    for key in data.get("properties", data):
+    for key in json.loads(path.read_text(encoding="utf-8"))["properties"]:
         assert f"`{key}`" in text, key
 
 

@@ -1,14 +1,18 @@
-"""Every example runs."""
+"""Every example runs, and the example study is as the commands print it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+from invoke import schema
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
@@ -21,3 +25,11 @@ def test_example(path: Path, request: pytest.FixtureRequest) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("study", "command"), [("bench", "bench"), ("ladder", "compare"), ("tune", "tune")]
+)
+def test_the_example_study_matches_the_schemas(study: str, command: str) -> None:
+    data = json.loads((FOLDER / "study" / f"{study}.json").read_text(encoding="utf-8"))
+    jsonschema.validate(data, schema(command))

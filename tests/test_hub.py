@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import jsonschema
 import pytest
 import tiny
-from invoke import qdraft_batch, qdraft_process
+from invoke import qdraft_batch, qdraft_process, schema
 
 from qdraft.errors import UsageError
 from qdraft.pairs.hub import choose_files
@@ -117,6 +118,7 @@ def test_pull(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     path = Path(done.stdout.strip())
     assert path.read_bytes() == (tmp_path / "a.gguf").read_bytes()
     shown = json.loads(as_json.stdout)
+    jsonschema.validate(shown, schema("models-pull"))
     assert (shown["files"], shown["architecture"]) == ([str(path)], "gemma3")
     assert json.loads(scan.stdout)["unreadable"] == []
     for (_, status, message), failed in zip(refused, failures, strict=True):

@@ -9,10 +9,11 @@ import tracemalloc
 from pathlib import Path
 
 import gguf
+import jsonschema
 import numpy as np
 import pytest
 import tiny
-from invoke import qdraft
+from invoke import qdraft, schema
 
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import parts_of, read_facts
@@ -216,6 +217,7 @@ class TestPairing:
         done = qdraft("inspect", *map(str, smollm2), "--json")
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
+        jsonschema.validate(report, schema("inspect"))
         assert report["verdict"] == "same-model"
         assert report["differences"] == []
         assert [f["n_layers"] for f in report["files"]] == [30, 30]

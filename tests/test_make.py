@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import tiny
 from fakes import Clock, engine, table_logits
 from invoke import qdraft as invoke
+from invoke import schema
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.make import parse_layers, parse_tensor_types
@@ -24,8 +27,8 @@ from qdraft.llama.quantize import Recipe, preview, quantize
 from qdraft.making.calibration import write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
 from qdraft.making.job import path_beside
-from qdraft.making.overlap import measure_overlap
-from qdraft.making.try_recipes import list_recipes
+from qdraft.making.overlap import Overlap, measure_overlap
+from qdraft.making.try_recipes import TriedRecipe, list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
 from qdraft.testing import FakeKvCopy, FakeSequence
@@ -113,6 +116,12 @@ class TestSearch:
         assert "Q2_K attn_=q4_k" in names
         assert "Q2_K without 3 layers" in names
         assert not any(r.file_type.startswith("IQ") for r in list_recipes(None, 4))
+
+    def test_what_was_tried_in_json(self) -> None:
+        for recipe in list_recipes(Path("m"), 30):
+            tried = TriedRecipe(recipe, 10**6, Overlap(30, 0.9, 0.8, 0.01), True, 0.5, 2, 1.1)
+            data = json.loads(json.dumps(asdict(tried), default=str))
+            jsonschema.validate(data, schema("make", "tried"))
 
 
 CLOCK = Clock()
@@ -241,7 +250,9 @@ class TestCommand:
             "make", str(target), "--type", "q4_0", "--written", "32", "--measure", "60", "--json"
         )
         assert done.returncode == 0, done.stderr
-        (each,) = json.loads(done.stdout)["drafts"]
+        outcome = json.loads(done.stdout)
+        jsonschema.validate(outcome, schema("make"))
+        (each,) = outcome["drafts"]
         assert each["pair"] == "smol-Q4_0"
         reported = each["made"]
         draft = target.with_name("smol-Q4_0.gguf")
@@ -295,6 +306,8 @@ class TestCommand:
         reported = " ".join(done.stderr.split())
         assert "180 tensors fall back" in reported
         assert "needs an importance matrix" in reported
+        as_json = invoke("make", str(target), "--type", "Q8_0", "--dry-run", "--json")
+        jsonschema.validate(json.loads(as_json.stdout), schema("make-dry-run"))
         assert sorted(target.parent.iterdir()) == before
         planned = preview(target, Recipe("Q8_0"))
         made = quantize(target, target.with_name("made.gguf"), Recipe("Q8_0"), threads=2)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import tiny
-from invoke import qdraft, qdraft_process
+from invoke import qdraft, qdraft_process, schema
 
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, quantize
@@ -108,6 +109,7 @@ class TestCommands:
         added = qdraft("models", "add", "mine", *files, "--description", "a tiny one")
         assert added.returncode == 0, added.stderr
         shown = json.loads(qdraft("models", "show", "mine", "--json").stdout)
+        jsonschema.validate(shown, schema("models-show"))
         assert (shown["target"], shown["description"]) == (str(ladder["F32"]), "a tiny one")
         again = qdraft("models", "add", "mine", *files)
         assert again.returncode == 2
@@ -116,7 +118,9 @@ class TestCommands:
         assert "mine" in listed.stdout
         assert "smollm2" in listed.stdout
         assert max(map(len, listed.stdout.splitlines())) <= 80
-        names = [p["name"] for p in json.loads(qdraft("models", "list", "--json").stdout)["pairs"]]
+        known = json.loads(qdraft("models", "list", "--json").stdout)
+        jsonschema.validate(known, schema("models-list"))
+        names = [pair["name"] for pair in known["pairs"]]
         assert names == ["smollm2", "gemma3-270m", "mine"]
         assert qdraft("models", "remove", "mine").returncode == 0
         gone = qdraft("models", "remove", "mine")
@@ -132,13 +136,16 @@ class TestCommands:
         assert "do not pair" in done.stderr
         assert not (tmp_path / "config" / "models.yaml").exists()
 
-    def test_scan_of_a_folder(self, source_file: Path) -> None:
+    def test_scan_of_a_folder(self, source_file: Path, ladder: dict[str, Path]) -> None:
         done = qdraft("models", "scan", str(source_file.parent))
         assert done.returncode == 0, done.stderr
         assert "Q4_1" in done.stdout
         assert "qdraft make TARGET.gguf" in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
-        shown = json.loads(qdraft("models", "scan", str(source_file.parent), "--json").stdout)
+        folders = (str(source_file.parent), str(ladder["F32"].parent))
+        shown = json.loads(qdraft("models", "scan", *folders, "--json").stdout)
+        jsonschema.validate(shown, schema("models-scan"))
+        assert shown["pairs"]
         assert str(source_file) in [m["path"] for m in shown["models"]]
         assert qdraft("models", "scan", "/nowhere/at/all").returncode == 2
 
@@ -173,6 +180,7 @@ def test_what_an_entry_says_is_shown(tmp_path: Path) -> None:
         "    tuned: {n-draft: 3, evidence: 1.2 times}\n"
     )
     shown = json.loads(qdraft("models", "show", "a", "--models-file", str(path), "--json").stdout)
+    jsonschema.validate(shown, schema("models-show"))
     assert shown["context"] == 512
     assert shown["origin"] == "a friend"
     assert shown["template"] == str(tmp_path / "chat.jinja")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import tiny
-from invoke import one_error, qdraft
+from invoke import one_error, qdraft, schema
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -18,6 +19,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.spec import PairSpec
 from qdraft.placement.needs import measure_needs, weights_by_layer
 from qdraft.placement.plan import Given, make_plan
+from qdraft.render.plan import plan_report
 from qdraft.session.compare_loaded import MemoryRow, compare_loaded
 from qdraft.session.opening import open_spec
 
@@ -69,7 +71,9 @@ class TestOnTheCpu:
         https://github.com/ollama/ollama/issues/17951
         """
         params = EngineParams(n_ctx=512)
-        rows = compare_loaded(make_plan(PairSpec.of(*smollm2, params).models))
+        plan = make_plan(PairSpec.of(*smollm2, params).models)
+        rows = compare_loaded(plan)
+        jsonschema.validate(json.loads(json.dumps(plan_report(plan, rows))), schema("plan"))
         assert {(row.model, row.kind) for row in rows} >= {
             (model, kind) for model in ("target", "draft") for kind in ("weights", "kv", "compute")
         }
@@ -120,6 +124,7 @@ class TestOnTheCpu:
         assert "this machine has no such device" in result.stdout
         assert "assumed: memory of devices 8 times as fast" in " ".join(result.stdout.split())
         planned = json.loads(qdraft("plan", *files, "--vram", "150M", "--json").stdout)
+        jsonschema.validate(planned, schema("plan"))
         assert planned["estimated"]
         assert [use["device"] for use in planned["devices"]] == ["device 1", "CPU"]
         result = qdraft("plan", *files, "--vram", "150M", "--compare-loaded")

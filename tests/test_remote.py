@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from invoke import SCHEMA, one_error, qdraft_batch
+from invoke import one_error, qdraft_batch, schema
 from servers import Relay, free_port, namespaces, require_rpc, server
 
 pytestmark = pytest.mark.real
@@ -50,7 +50,7 @@ def run_json(*args: str, status: int = 0) -> dict[str, object]:
     result = qdraft("run", *args, "--json")
     assert result.returncode == status, result.stderr
     report = json.loads(result.stdout)
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, schema("run"))
     return dict(report)
 
 
@@ -169,6 +169,7 @@ class TestPlacement:
         assert "placed   target 9 layers on RPC0 (" in said
         assert "draft 31 layers on CPU" in said
         report = json.loads(qdraft("devices", "--rpc", far, "--json").stdout)
+        jsonschema.validate(report, schema("devices"))
         assert {"RPC0", "CPU"} == {device["name"] for device in report["devices"]}
         assert next(d for d in report["devices"] if d["name"] == "RPC0")["remote"]
         assert not report["build"]["gpu_offload"]
@@ -221,6 +222,7 @@ class TestPlan:
         )
         assert result.returncode == 0, result.stdout + result.stderr
         report = json.loads(result.stdout)
+        jsonschema.validate(report, schema("plan"))
         assert 0 < report["devices"][0]["target"]["n_layers"] < 31
         kinds = {(row["device"], row["model"], row["kind"]) for row in report["verified"]}
         assert len(kinds) == 9  # three of the target on each device, three of the draft here
@@ -257,6 +259,7 @@ class TestPlan:
             both = ("--rpc", f"{far},{second}", "-c", "512")
             planned = qdraft("plan", *files, *both, "--vram", "60M,70M", "--json")
             plan = json.loads(planned.stdout)
+            jsonschema.validate(plan, schema("plan"))
             counts = {use["device"]: use["target"]["n_layers"] for use in plan["devices"]}
             assert all(0 < n < 31 for n in counts.values()), counts
             report = run_json(*files, *SHORT, *plan["run"].split())

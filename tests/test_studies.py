@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from invoke import schema
 from ladder import REFERENCE, rung
 
 from qdraft.decoding.intervals import Ratio
@@ -251,7 +253,9 @@ class TestComparison:
         text = as_markdown(compare_view.sheets(result))
         assert "SIGILL" in text
         assert "Q8_0" in text
-        assert len(compare_view.report(result, {})["rows"]) == 2
+        rows = json.loads(json.dumps(compare_view.report(result, {})["rows"], default=str))
+        assert len(rows) == 2
+        jsonschema.validate(rows[1], schema("compare", "failed"))
         alone = conclude(REFERENCE, [failed])
         assert alone.recommendation.words == ("nothing was measured",)
         assert compare_view.charts(alone) == []
@@ -455,6 +459,10 @@ class TestTuned:
             Setting("cache", EngineParams(n_threads=2), per_second=200, same_output=False),
             Setting("broken", EngineParams(n_threads=4), per_second=300, error="no"),
         ]
+        for setting in result:
+            tuned = replace(setting, params=replace(setting.params, n_ctx=2048))
+            data = json.loads(json.dumps(asdict(tuned)))
+            jsonschema.validate(data, schema("tune", "setting"))
         assert choose_setting(result).name == "1 thread"
         result[0] = replace(result[0], per_second=50)
         assert choose_setting(result).name == "2 threads"

@@ -10,9 +10,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import jsonschema
 import pytest
 import tiny
-from invoke import qdraft
+from invoke import qdraft, schema
 from ladder import REFERENCE, rung
 
 from qdraft.decoding.intervals import Ratio
@@ -49,6 +50,7 @@ class TestBench:
         )
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
+        jsonschema.validate(outcome, schema("bench"))
         assert [(r["kind"], r["temperature"]) for r in outcome["rows"]] == [
             ("code", 0),
             ("code", 1),
@@ -126,7 +128,7 @@ class TestCompare:
         done = self.run(smollm2, "--json")
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
-        assert {"reference", "rows", "verdict"} <= outcome.keys()
+        jsonschema.validate(outcome, schema("compare"))
         (eight,) = outcome["rows"]
         assert eight["file_type"] == "Q8_0"
         assert 0 < eight["quality"]["kld"]["value"] < 0.02
@@ -204,7 +206,9 @@ class TestWithoutModels:
             "replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.06,8=1.1,16=1.22", "--json"
         )
         assert done.returncode == 0, done.stderr
-        ways = json.loads(done.stdout)["ways"]
+        outcome = json.loads(done.stdout)
+        jsonschema.validate(outcome, schema("replay"))
+        ways = outcome["ways"]
         assert ways[0]["replayed"]["speedup"] > 3
         single = qdraft("replay", "--alpha", "0.9", "--c", "0.05", "--v", "2=1.1", "--n-draft", "1")
         assert "fixed 1" in single.stdout
@@ -238,7 +242,9 @@ class TestWithoutModels:
             "8/64",
             "--json",
         )
-        topics = [each["topic"] for each in json.loads(done.stdout)["findings"]]
+        outcome = json.loads(done.stdout)
+        jsonschema.validate(outcome, schema("explain"))
+        topics = [each["topic"] for each in outcome["findings"]]
         assert topics == [
             "pair",
             "temperature 0",
@@ -297,6 +303,7 @@ class TestTune:
         )
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
+        jsonschema.validate(outcome, schema("tune"))
         live = [way for way in outcome["ways"] if way["live"]]
         assert "auto" in [way["name"] for way in live]
         assert len(live) <= 2  # the best of the replays, and auto
@@ -316,7 +323,9 @@ class TestTune:
         assert "times the target alone" in str(tuned["evidence"])
         replayed = qdraft("replay", str(record), "--temp", "0", "--n-draft", "2", "--json")
         assert replayed.returncode == 0, replayed.stderr
-        assert json.loads(replayed.stdout)["ways"][0]["replayed"]["alpha"] > 0.3
+        outcome = json.loads(replayed.stdout)
+        jsonschema.validate(outcome, schema("replay"))
+        assert outcome["ways"][0]["replayed"]["alpha"] > 0.3
         cheap = qdraft("replay", str(record), "--temp", "0", "--c", "0.01", "--v", "2=1.01,9=1.05")
         assert "times the target alone" in cheap.stdout
 
