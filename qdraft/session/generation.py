@@ -195,8 +195,8 @@ class Generation:
         """
         if self._ended:
             return ""
+        self.session.end(self, intact=intact)  # first: an interrupt here must not lock the session
         self._ended = True
-        self.session.end(self, intact=intact)
         held = self._reader.flush()
         self.text += held
         return held
