@@ -16,7 +16,7 @@ from qdraft.host import default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.interrupts import interruptible
 from qdraft.llama.model import LESS_MEMORY, LlamaModel, is_short_of_memory
-from qdraft.llama.native import lib, listening, native_errors
+from qdraft.llama.native import keep_freed_memory, lib, listening, native_errors
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import Placed, read_back
 from qdraft.llama.rpc import keep_alive
@@ -75,6 +75,7 @@ class LlamaContext:
         self._sequences: dict[int, LlamaSequence] = {}
         self.decode_s = 0.0
         self.copy_s = 0.0
+        keep_freed_memory()
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
         """Return the llama_context_params that ``params`` describe."""
@@ -152,8 +153,6 @@ class LlamaContext:
                 f"the context of {name} holds {n_ids} sequences already",
                 hint="close one of them first",
             )
-        # An interrupt may have kept the last sequence of this id from removing its cells.
-        self._lib.llama_memory_seq_rm(self.memory, free[0], -1, -1)
         sequence = self._sequences[free[0]] = LlamaSequence(self, free[0])
         return sequence
 

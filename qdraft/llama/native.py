@@ -64,18 +64,7 @@ def lib() -> Any:
         ) from error
     _route_log(llama_cpp)
     llama_cpp.llama_backend_init()
-    _keep_freed_memory()
     return NativeLibrary(llama_cpp)
-
-
-def _keep_freed_memory() -> None:
-    """Let the process reuse the memory of freed rows.
-
-    glibc returns blocks above a threshold to the system whenever they are freed, and each new row
-    of probabilities then costs page faults: half as long again for all sampling. Freeing one big
-    block raises the threshold to its size, at most 32 MiB (``mallopt``, M_MMAP_THRESHOLD).
-    """
-    np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
 @cache
@@ -171,6 +160,18 @@ def _subscribed(lines: list[str], listeners: list[list[str]]) -> Iterator[None]:
     finally:
         # By identity, because two empty lists are equal.
         listeners[:] = [other for other in listeners if other is not lines]
+
+
+def keep_freed_memory() -> None:
+    """Let the process reuse the memory of freed rows.
+
+    glibc returns blocks above a threshold to the system whenever they are freed, and each new row
+    of probabilities then costs page faults: half as long again for all sampling. Freeing one big
+    block raises the threshold to its size, at most 32 MiB (``mallopt``, M_MMAP_THRESHOLD). Call it
+    once llama.cpp has its buffers: an RPC server must get memory that the system has zeroed,
+    because under split mode tensor nobody clears its KV cells.
+    """
+    np.empty(2**25 - 2**16, dtype=np.uint8)
 
 
 def library_version() -> str:

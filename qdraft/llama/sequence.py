@@ -112,10 +112,11 @@ class LlamaSequence:
         if self._closed:
             return
         self._closed = True
-        self.context.release(self)
         if not self.context.closed:
             with suppress(EngineError):  # the memory of a lost server is lost with it
                 self._lib.llama_memory_seq_rm(self.context.memory, self.id, -1, -1)
+        # Last: an interrupt before it loses the id, but no later text meets these cells.
+        self.context.release(self)
 
     def _require_open(self) -> None:
         if self._closed:
