@@ -15,6 +15,7 @@ from qdraft.decoding.drafters.protocol import NoDrafter
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.acceptance_table import AcceptanceTable
 from qdraft.decoding.policy.cost_table import CostTable
+from qdraft.decoding.policy.gate import CostGate
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
@@ -238,6 +239,25 @@ def test_a_draft_among_others_is_the_measure() -> None:
     assert table.v(3) == pytest.approx(1.6)
 
 
+def test_a_dear_source_does_not_limit_a_cheap_one() -> None:
+    """A hybrid asks the dear source first, which declines; the cheap one drafts as far as ever."""
+    costs = CostTable(Costs({"model": 0.1, "dear": 3.0}, {n: flat(n) for n in range(2, 10)}, 1.0))
+    learned = Learned(costs)
+    learned.loss.debt = 0.2
+    gates = [CostGate(learned, 8), CostGate(learned, 8)]
+    assert not gates[1].more("dear")
+    alone, after = (count_offers(gate) for gate in gates)
+    assert alone == after > 1
+
+
+def count_offers(gate: CostGate) -> int:
+    """How many confident tokens of the model a gate admits."""
+    n = 0
+    while gate.more("model") and gate.take("model", 0.999):
+        n += 1
+    return n
+
+
 def test_medians_outlive_a_disturbance() -> None:
     costs = CostTable()
     for r in run(engine(), NoDrafter(), n_predict=12):
@@ -273,9 +293,14 @@ def test_costs_are_kept_for_the_next_run(tmp_path: Path) -> None:
     costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
     store.save_costs(path, costs)
     assert store.load_costs(path).medians() == costs.medians()
-    for damage in ("{", "[]", '{"target_s": -1, "c": {}, "v": {}}', '{"target_s": 1, "c": 1}'):
+    whole = '{"target_s": %s, "c": {"model": %s}, "v": {"%s": %s}}'
+    damages = ["{", "[]", "[" * 100_000, '{"target_s": 1, "c": 1}']
+    damages += [whole % x for x in (("1e400", 1, 2, 1), (1, "NaN", 2, 1), (1, 1, 2, "Infinity"))]
+    damages += [whole % x for x in ((-1, 1, 2, 1), (1, 1, 1, 1), (1, 1, 2, "1" + "0" * 400))]
+    for damage in damages:
         path.write_text(damage)
-        assert not store.load_costs(path).complete
+        table = store.load_costs(path)
+        assert (table.complete, table.target_s) == (False, None), damage
     blocked = tmp_path / "file" / "x.json"
     blocked.parent.write_text("")
     store.save_costs(blocked, costs)  # no error: the next run measures again

@@ -38,7 +38,13 @@ from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
 from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
-from qdraft.study.tune import Tried, choose_winner, conclude_tuning, tuned_settings
+from qdraft.study.tune import (
+    Tried,
+    choose_winner,
+    compare_with_auto,
+    conclude_tuning,
+    tuned_settings,
+)
 from qdraft.testing import FakeVocab
 
 COUNTS = Counts(n_rounds=20, n_drafted=40, n_tested=38, n_accepted=36, n_emitted=56)
@@ -419,28 +425,38 @@ class TestExplain:
 
 
 class TestTuned:
-    def way(self, policy: str, speedup: float, live: float | None = None) -> Tried:
+    def way(self, policy: str, speedup: float, over_auto: Ratio | None = None) -> Tried:
         n_draft = 3 if policy == "fixed" else None
+        live = None if over_auto is None else Ratio(speedup, speedup - 0.1, speedup + 0.1)
         return Tried(
             DecodeParams(draft_policy=policy, n_draft=n_draft),
             Replayed(100, 0.9, 0.8, 3.0, speedup),
-            None if live is None else Ratio(live, live - 0.1, live + 0.1),
+            live,
+            over_auto=over_auto,
         )
 
-    def test_what_was_run_live_decides(self) -> None:
-        tried = [self.way("fixed", 1.3, 1.1), self.way("auto", 1.2, 1.15)]
-        assert choose_winner([*tried, self.way("confidence", 1.9)]).name == "auto"
-        assert choose_winner([self.way("fixed", 1.3), self.way("auto", 1.2)]).name == "fixed 3"
+    def test_only_what_is_certainly_faster_than_auto_replaces_it(self) -> None:
+        """Only auto stops drafting if drafts do not pay off, and the best of four has luck."""
+        auto = self.way("auto", 1.01, Ratio(1.0, 1.0, 1.0))
+        lucky = self.way("fixed", 1.5, Ratio(1.3, 0.97, 1.7))
+        faster = self.way("confidence", 1.2, Ratio(1.1, 1.02, 1.2))
+        assert choose_winner([lucky, auto]).name == "auto"
+        assert choose_winner([lucky, faster, auto]).name == "confidence"
+        assert choose_winner([self.way("fixed", 1.5, Ratio(1.3)), auto]).name == "auto"
 
-    def test_a_way_that_loses_is_not_written(self) -> None:
-        """Fixed lengths lose on every text, auto leaves the target alone."""
-        assert (
-            choose_winner([self.way("fixed", 1.3, 0.9), self.way("auto", 1.2, 0.8)]).name == "auto"
-        )
-        assert choose_winner([self.way("fixed", 0.9), self.way("auto", 0.8)]).name == "auto"
+    def test_a_replay_alone_decides_for_nothing_but_auto(self) -> None:
+        assert choose_winner([self.way("fixed", 9.9), self.way("auto", 1.2)]).name == "auto"
+
+    def test_the_machine_of_the_minute_is_taken_out(self) -> None:
+        """Auto ran while the machine was half as fast: the target alone beside it counts."""
+        quick = [sample(kind, ours=1.0, alone=1.3) for kind in "abcd"]
+        slow = [sample(kind, ours=2.0, alone=2.6) for kind in "abcd"]
+        compared = compare_with_auto(quick, slow)
+        assert compared is not None
+        assert (compared.value, compared.low) == (pytest.approx(1.0), pytest.approx(1.0))
 
     def test_settings_as_models_yaml_has_them(self) -> None:
-        best = self.way("fixed", 1.3, 1.1)
+        best = self.way("fixed", 1.1, Ratio(1.05))
         words = conclude_tuning(best, None, Path("d.gguf"))
         assert words == ["fixed 3 with d.gguf: 1.10 times the target alone (1.00 to 1.20) live"]
         reported = tuned_settings(best, None, words[0], "2026-11-30")

@@ -308,9 +308,10 @@ class TestTune:
         assert "auto" in [way["name"] for way in live]
         assert len(live) <= 2  # the best of the replays, and auto
         assert live[0]["live"]["low"] < live[0]["live"]["high"]
-        best = max(live, key=lambda way: way["live"]["value"])
-        if best["live"]["value"] <= 1:  # a way that loses is not written down
-            best = next(way for way in live if way["name"] == "auto")
+        auto = next(way for way in live if way["name"] == "auto")
+        assert auto["over_auto"]["value"] == 1
+        certain = [way for way in live if way["over_auto"]["low"] > 1]
+        best = max(certain, key=lambda way: way["over_auto"]["value"], default=auto)
         assert len(outcome["ways"]) == 13
         assert (
             outcome["ways"][0]["params"]["verify"]

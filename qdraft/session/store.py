@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 from dataclasses import asdict, replace
 from datetime import date
@@ -15,6 +16,7 @@ from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.constants import CONSTANTS
 from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.model import Costs
+from qdraft.decoding.records import MAX_N_DRAFT
 from qdraft.host import cpu_id, cpu_name, default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.native import build_id, library_version
@@ -24,6 +26,18 @@ from qdraft.paths import cache_dir, new_file
 from qdraft.session.bit_identity import DEEPEST, BitIdentity, probe_bit_identity
 
 log = logging.getLogger(__name__)
+
+# What reading a damaged file raises: unreadable, no JSON, brackets nested too deep, a number beyond
+# a float, or other keys and types than were written.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    RecursionError,
+    OverflowError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
 
 
 def describe_machine(n_threads: int = 0) -> dict[str, Any]:
@@ -62,15 +76,19 @@ def store_path(kind: str, *facts: str) -> Path:
 
 
 def load_costs(path: Path, *, over_a_link: bool = False) -> CostTable:
-    """Return the stored cost table; an empty one if there is none or the file is damaged."""
+    """Return the stored cost table; an empty one if there is none or the file is damaged.
+
+    A file with a cost that is not finite, or not above 0, is damaged.
+    """
     try:
         fields = _load(path)
         target_s = float(fields["target_s"])
         c = {str(source): float(ratio) for source, ratio in fields["c"].items()}
         v = {int(width): float(ratio) for width, ratio in fields["v"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _DAMAGE:
         return CostTable(over_a_link=over_a_link)
-    if min([target_s, *c.values(), *v.values()]) <= 0:
+    costs_are_sound = all(0 < cost < math.inf for cost in (target_s, *c.values(), *v.values()))
+    if not costs_are_sound or not all(1 < n <= MAX_N_DRAFT + 1 for n in v):
         return CostTable(over_a_link=over_a_link)
     return CostTable(Costs(c, v, target_s), over_a_link=over_a_link)
 

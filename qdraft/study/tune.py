@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qdraft.decoding.intervals import Ratio
+from qdraft.decoding.intervals import Ratio, TimedText, speed_ratio
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
@@ -16,6 +16,7 @@ from qdraft.making.costs import LENGTHS, measure_live_costs
 from qdraft.pairs.registry import EVIDENCE, Value
 from qdraft.session.pair import Pair
 from qdraft.study import bench
+from qdraft.study.bench import Sample
 from qdraft.study.bench_rows import fold
 from qdraft.study.prompts import WARM_UP, Task
 from qdraft.study.recording import RecordedTokens, Recording, TextRecording, record
@@ -23,17 +24,23 @@ from qdraft.study.replay import Replayed, ReplayOptions, replay
 from qdraft.study.settings import Setting
 
 _CONFIDENCES = (0.3, 0.5, 0.7, 0.85)
+AUTO = "auto"  # the name of the way that never loses much
 _FEWEST = 3  # tokens of a text that is recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One way to draft: what the replay gave, and what it did live if it was confirmed."""
+    """One way to draft: what the replay gave, and what it did live if it was confirmed.
+
+    ``live`` is its speed over that of the target alone, ``over_auto`` over that of auto. Both are
+    None if the way was not confirmed.
+    """
 
     params: DecodeParams
     replayed: Replayed
     live: Ratio | None = None
     live_alpha: float | None = None
+    over_auto: Ratio | None = None
 
     @property
     def name(self) -> str:
@@ -157,7 +164,9 @@ def confirm(
     n_predict: int,
     progress: Progress = no_progress,
 ) -> Iterator[Tried]:
-    """Run each of ``tried`` live on ``tasks``, beside the target alone."""
+    """Run each of ``tried`` live on ``tasks``, beside the target alone; auto comes first."""
+    of_auto: list[Sample] = []
+    tried = sorted(tried, key=lambda way: way.name != AUTO)
     for way in tried:
         params = replace(way.params, n_predict=n_predict, seed=1)
 
@@ -167,22 +176,35 @@ def confirm(
 
         samples = list(bench.measure(pair, tasks, [sampling], params, progress=step))
         total = fold(samples, pair.learned.costs.medians()).total
-        yield replace(way, live=total.speedup, live_alpha=total.alpha)
+        of_auto = of_auto or samples
+        over_auto = compare_with_auto(samples, of_auto)
+        yield replace(way, live=total.speedup, live_alpha=total.alpha, over_auto=over_auto)
+
+
+def compare_with_auto(samples: Sequence[Sample], of_auto: Sequence[Sample]) -> Ratio | None:
+    """Return the speed of a way over that of auto on the same tasks, with its interval.
+
+    The ways ran one after the other. So each text counts in the tokens that the target alone wrote
+    per second beside it, which takes out that the machine was faster or slower in those minutes.
+    """
+
+    def settled(sample: Sample) -> TimedText:
+        alone = sample.alone
+        per_second = alone.n_tokens / alone.seconds if alone.seconds else 0.0
+        return TimedText(sample.ours.n_tokens, sample.ours.seconds * per_second)
+
+    return speed_ratio([settled(s) for s in samples], [settled(s) for s in of_auto])
 
 
 def choose_winner(tried: Sequence[Tried]) -> Tried:
-    """Return the fastest way live, or the fastest by the replay if none was confirmed.
+    """Return auto, or the fastest way live that is certainly faster than auto.
 
-    If no way pays off, the winner is auto: a fixed way that loses would lose on every text, and
-    auto stops drafting.
+    Certainly: the whole interval of its speed over that of auto is above 1. Only auto stops
+    drafting if drafts do not pay off, so a replay or the luck of a few texts is not enough.
     """
-
-    def speed(way: Tried) -> float:
-        return way.live.value if way.live else way.replayed.speedup
-
-    known = [way for way in tried if way.live] or tried
-    best = max(known, key=speed)
-    return best if speed(best) > 1 else next((way for way in known if way.name == "auto"), best)
+    certain = [way for way in tried if way.over_auto and (way.over_auto.low or 0.0) > 1]
+    auto = next(way for way in tried if way.name == AUTO)
+    return max(certain, key=lambda way: way.over_auto.value if way.over_auto else 0.0, default=auto)
 
 
 def list_fixed(tried: Sequence[Tried]) -> list[Tried]:

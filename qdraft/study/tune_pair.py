@@ -21,6 +21,7 @@ from qdraft.study.prompts import KINDS, Task, built_in
 from qdraft.study.recording import Recording, save
 from qdraft.study.settings import Setting, choose_setting, try_settings
 from qdraft.study.tune import (
+    AUTO,
     Tried,
     choose_winner,
     conclude_tuning,
@@ -168,7 +169,7 @@ class Tuner:
         if not n:
             return list(best.tried)
         tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
-        chosen = [*best.tried[:n], *(way for way in best.tried[n:] if way.name == "auto")]
+        chosen = [*best.tried[:n], *(way for way in best.tried[n:] if way.name == AUTO)]
         with self._open(
             best.draft, setting.params if setting else self.spec.models.target.params
         ) as pair:

@@ -122,14 +122,13 @@ class CostGate:
         self._p_min = p_min
         self._read_s = read_s
         self._probe = probe
+        self._longest: dict[str, int] = {}  # the longest draft that the budget affords, by source
         self._k = 0  # tokens offered so far
         self._reach = 1.0  # R, the chance that all of them are accepted
 
     def more(self, source: str, n_behind: int = 0) -> bool:
         first = self._k == 0
-        if first:
-            self._n_max = min(self._n_max, self._affordable(source))
-        if self._k >= self._n_max:
+        if self._k >= self._bound(source):
             return False
         hope = self._constants.hope * self._loss.leeway if first else 0.0
         chance = self._acceptance.overall(source, hope)
@@ -159,13 +158,19 @@ class CostGate:
         width = self._k + 1
         best = Extension(0.0, 0.0, 0)
         gain = 0.0
-        for m in range(1, self._n_max - self._k + 1):
+        for m in range(1, self._bound(source) - self._k + 1):
             gain += reach
             reach *= alpha
             price = speed * (max(0, m - n_paid) * c + v(width + m) - v(width))
             if m == 1 or gain - price > best.gain - best.price:
                 best = Extension(gain, price, m)
         return best
+
+    def _bound(self, source: str) -> int:
+        """The longest draft of this source in this round. A dear source must not limit others."""
+        if source not in self._longest:
+            self._longest[source] = self._affordable(source)
+        return self._longest[source]
 
     def _affordable(self, source: str) -> int:
         """The longest draft that the budget allows (exceptions 3 and 4)."""
