@@ -405,10 +405,12 @@ def test_a_target_over_two_machines_and_a_cable_that_is_pulled(files: Files) -> 
         layers = {n: s["n_layers"] for n, s in report["placed"][0]["devices"].items()}
         assert layers == {"RPC0": 16, "RPC1": 15, "CPU": 0}
         assert report["kv"]["shared"]
-        as_one = run_json(*files, *SHORT, *both, "-ngl", "all", "-sm", "tensor", "--check")
-        assert as_one["placed"][0]["n_offloaded"] == 31
-        assert as_one["placed"][0]["surprises"] == []
-        assert as_one["check"]["same"] or as_one["check"]["explained"]
+        for split in ((), ("-ts", "3,1")):
+            tensor = (*both, "-ngl", "all", "-sm", "tensor", *split)
+            as_one = run_json(*files, *SHORT, *tensor, "--check")
+            assert as_one["placed"][0]["n_offloaded"] == 31
+            assert as_one["placed"][0]["surprises"] == []
+            assert as_one["check"]["same"] or as_one["check"]["explained"]
         text, said, status, waited = _lose(
             ["run", *files, *long, *both, "-ngl", "all", "-ts", "1,1"],
             lambda: subprocess.run(["ip", "link", "set", hosts[1][2], "down"], check=True),

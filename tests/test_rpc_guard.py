@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -91,3 +92,25 @@ def test_an_abort_that_nobody_waits_for_goes_its_way(
     callbacks[0](b"somewhere: a broken assertion")
     assert "a broken assertion" in capsys.readouterr().err
     assert line.call(divmod, 7, 2) == (3, 1)
+
+
+def test_an_abort_while_a_call_begins_is_not_missed(
+    line: RpcGuard, callbacks: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is lost after the caller has looked, and before its call is on the list."""
+
+    class Slow(list[object]):
+        def append(self, job: object) -> None:
+            aborting = threading.Thread(target=callbacks[0], args=(b"Remote RPC server crashed",))
+            aborting.daemon = True
+            aborting.start()
+            while not line.lost:
+                time.sleep(0.001)
+            super().append(job)
+
+    line._busy = True  # a call that somebody has left alone
+    monkeypatch.setattr(line, "_waiting", Slow())
+    monkeypatch.setattr(line, "_jobs", queue.SimpleQueue())  # its thread reads no more
+    with pytest.raises(ServerError, match="is lost"):
+        line.call(divmod, 7, 2, within=5)
+    assert not line._waiting

@@ -70,7 +70,11 @@ class LlamaContext:
         keep_alive()
         self.lines = [*model.lines, *lines]
         self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))
-        self.step = params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
+        # All rows of an eval come from one step.
+        self.n_rows = n_rows
+        self.step = max(
+            n_rows, params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
+        )
         self._make_batch(self.step)
         self._sequences: dict[int, LlamaSequence] = {}
         self.decode_s = 0.0
@@ -81,7 +85,7 @@ class LlamaContext:
         """Return the llama_context_params that ``params`` describe."""
         native_params = self._lib.llama_context_default_params()
         native_params.n_ctx = n_ctx
-        native_params.n_batch = params.n_batch
+        native_params.n_batch = max(params.n_batch, n_rows)
         native_params.n_ubatch = params.n_ubatch
         native_params.n_outputs_max = n_rows  # else llama.cpp reserves room for n_ubatch rows
         native_params.n_threads = self.n_threads
@@ -94,6 +98,7 @@ class LlamaContext:
         native_params.kv_unified = True  # one cache for all sequences, not an equal part for each
         native_params.offload_kqv = params.kv_offload
         native_params.no_perf = True
+        native_params.held = self.model  # it lives as long as llama.cpp makes the context
         return native_params
 
     def _make_batch(self, size: int) -> None:
@@ -118,7 +123,8 @@ class LlamaContext:
         kinds = dict(self._lib.llama_batch._fields_)
         for name, array in arrays.items():
             setattr(batch, name, array.ctypes.data_as(kinds[name]))
-        self._held = arrays  # the batch points to them
+        # The batch points to these, also for a decode that nobody waits for any more.
+        batch.held = arrays, self._id, self.model
 
     @property
     def native(self) -> Any:

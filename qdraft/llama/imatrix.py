@@ -184,6 +184,7 @@ def _open_context(
     native_params.no_perf = True
     callback = lib().ggml_backend_sched_eval_callback(collector)
     native_params.cb_eval = callback
+    native_params.held = model, callback
     with native_errors() as errors:
         context = lib().llama_init_from_model(model.native, native_params)
     if not context:

@@ -41,14 +41,15 @@ class LlamaModel:
         ``dry`` loads and allocates no weights: contexts of such a model report their sizes but
         cannot decode. Raises UsageError for a device that does not exist, DeviceMemoryError if a
         device has too little memory, and ModelFileError with llama.cpp's reason if loading fails
-        otherwise. KeyboardInterrupt ends the loading.
+        otherwise. KeyboardInterrupt ends the loading, and so does what ``progress`` raises.
         """
         self._lib = lib()
         self.path, self.params = path, params
         self.lines: list[str] = []  # what llama.cpp logged while loading
         self._model = None
+        failures: list[BaseException] = []
         native_params = self._lib.llama_model_default_params()
-        held = place(native_params, params)
+        placed = place(native_params, params)
         native_params.use_extra_bufts = extra_buffers
         if dry:
             native_params.no_alloc = True
@@ -61,19 +62,27 @@ class LlamaModel:
             ):
 
                 def report(share: float, _user_data: object) -> bool:
-                    if share == 0:
-                        keep_alive()
-                    progress(f"loading {path.name}", share, 1.0)
-                    return not interrupted()
+                    try:
+                        if share == 0:
+                            keep_alive()
+                        progress(f"loading {path.name}", share, 1.0)
+                    except BaseException as error:  # Python would print it and go on
+                        failures.append(error)
+                    return not (failures or interrupted())
 
                 callback = self._lib.llama_progress_callback(report)
                 native_params.progress_callback = callback
+                # llama.cpp reads these as long as it loads, even if nobody waits for that any
+                # more, and the split for as long as the model gets contexts.
+                native_params.held = callback, placed
+                self._native_params = native_params
                 self._model = self._lib.llama_model_load_from_file(os.fsencode(path), native_params)
         except BaseException:  # an interrupt that came after llama.cpp had loaded it
-            if self._model:
-                self._lib.llama_model_free(self._model)
+            self._free()
             raise
-        del held
+        if failures:
+            self._free()
+            raise failures[0]
         if not self._model:
             raise _load_error(f"{path} does not load: {errors}", self.lines)
         self.vocab = LlamaVocab(self._model)
@@ -119,7 +128,11 @@ class LlamaModel:
     def close(self) -> None:
         if self._model:
             self.vocab.close()
-            model, self._model = self._model, None
+            self._free()
+
+    def _free(self) -> None:
+        model, self._model = self._model, None
+        if model:
             with suppress(EngineError):  # the memory of a lost server is lost with it
                 self._lib.llama_model_free(model)
 

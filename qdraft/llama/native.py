@@ -29,6 +29,7 @@ _held: list[Any] = []  # callbacks that native code uses, which Python must not 
 # The functions that may reach an RPC server, or must not run while another call does.
 _GUARDED = re.compile(
     r"llama_(decode|synchronize|get_logits|model_load_from_file|model_free|init_from_model|free"
+    r"|batch_free"
     r"|memory_\w+|state_seq_\w+)"
     r"|ggml_backend_dev_(init|get_props|buffer_type)"
 )

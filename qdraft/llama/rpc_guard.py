@@ -67,17 +67,18 @@ class RpcGuard:
     ) -> Any:
         """Return what ``function`` returns, or raise what it raises.
 
-        KeyboardInterrupt leaves the call running. Raises ServerError if a server is lost during the
-        call or does not answer ``within`` that many seconds, and EngineError if ggml aborts for
-        another reason. Every later call then raises the same at once.
+        KeyboardInterrupt leaves the call running; its arguments live until it has ended. Raises
+        ServerError if a server is lost during the call or does not answer ``within`` that many
+        seconds, and EngineError if ggml aborts for another reason. Every later call then raises
+        the same at once.
         """
         if self._jobs is None or threading.current_thread() is self._thread:  # or from a callback
             return function(*arguments)
-        self._require_alive()
         job = _Job(function, arguments)
         self._waiting.append(job)
-        self._jobs.put(job)
         try:
+            self._require_alive()  # now that an abort cannot miss this job
+            self._jobs.put(job)
             if not job.ended.wait(within):
                 self.lost = self.lost or f"no answer within {within:.0f} seconds"
         finally:

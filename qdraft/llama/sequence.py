@@ -60,6 +60,11 @@ class LlamaSequence:
         """
         self._require_open()
         n, n_ctx = len(tokens), self.n_ctx
+        if not 0 <= logits <= min(n, self.context.n_rows):
+            raise EngineError(
+                f"{logits} rows of {n} tokens are asked for, but a context made for "
+                f"{self.context.n_rows} rows has at most {min(n, self.context.n_rows)}"
+            )
         if self.n_past + n > n_ctx:
             raise ContextError(f"{self.n_past + n} tokens do not fit the context of {n_ctx}")
         start = 0
