@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import History, Row, Sampler
 from qdraft.decoding.verification import residual
 from qdraft.errors import LogitsError, UsageError
+from qdraft.session.check import _margin
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -40,12 +43,12 @@ def slow_probs(row: np.ndarray, params: SamplingParams, history: list[int]) -> n
         for token in set(logits) - set(tokens):
             del logits[token]
 
-    def nucleus(ranked: list[tuple[int, float]], limit: float) -> list[int]:
+    def nucleus(ranked: list[tuple[int, float]], reached: Callable[[float], bool]) -> list[int]:
         kept, total = [], 0.0
         for token, p in ranked:
             kept.append(token)
             total += p
-            if total >= limit:
+            if reached(total):
                 break
         return kept
 
@@ -54,11 +57,10 @@ def slow_probs(row: np.ndarray, params: SamplingParams, history: list[int]) -> n
     if params.typical_p < 1:
         ranked = normalised()
         entropy = -sum(p * math.log(p) for _, p in ranked if p)
-        keep(
-            nucleus(sorted(ranked, key=lambda q: abs(-math.log(q[1]) - entropy)), params.typical_p)
-        )
+        ranked.sort(key=lambda q: abs(-math.log(q[1]) - entropy))
+        keep(nucleus(ranked, lambda total: total > params.typical_p))
     if params.top_p < 1:
-        keep(nucleus(normalised(), params.top_p))
+        keep(nucleus(normalised(), lambda total: total >= params.top_p))
     if params.min_p:
         ranked = normalised()
         keep([i for i, p in ranked if p >= params.min_p * ranked[0][1]])
@@ -115,6 +117,103 @@ def test_greedy_is_the_argmax_after_penalties() -> None:
     assert Sampler(SamplingParams(temperature=0), 3).argmax(row, [1]) == 1
     assert Sampler(SamplingParams(temperature=0, presence_penalty=0.5), 3).argmax(row, [1]) == 2
     assert Sampler(SamplingParams(temperature=0, logit_bias={0: 9}), 3).argmax(row, [1]) == 0
+
+
+def llama_cpp_candidates(
+    row: np.ndarray, params: SamplingParams, history: list[int]
+) -> dict[int, float]:
+    """The logits that llama.cpp's own samplers leave, in the order of its default chain."""
+    llama = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    n = len(row)
+    biases = [llama.llama_logit_bias(token, bias) for token, bias in params.logit_bias.items()]
+    penalties = llama.llama_sampler_init_penalties(
+        n,
+        len(history) if params.repeat_last_n < 0 else params.repeat_last_n,
+        params.repeat_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
+    for token in history:
+        llama.llama_sampler_accept(penalties, token)
+    chain = (
+        llama.llama_sampler_init_logit_bias(
+            n, len(biases), (llama.llama_logit_bias * len(biases))(*biases)
+        ),
+        penalties,
+        llama.llama_sampler_init_top_k(params.top_k),
+        llama.llama_sampler_init_typical(params.typical_p, 0),
+        llama.llama_sampler_init_top_p(params.top_p, 0),
+        llama.llama_sampler_init_min_p(params.min_p, 0),
+        llama.llama_sampler_init_temp_ext(params.temperature, 0.0, 1.0),
+    )
+    data = (llama.llama_token_data * n)(*((i, float(x), 0.0) for i, x in enumerate(row)))
+    array = llama.llama_token_data_array(data, n, -1, False)
+    for sampler in chain:
+        llama.llama_sampler_apply(sampler, ctypes.byref(array))
+        llama.llama_sampler_free(sampler)
+    left = [array.data[i] for i in range(array.size)]
+    return {entry.id: entry.logit for entry in left if entry.logit > -math.inf}
+
+
+CHAINS = (
+    {"typical_p": 0.5},
+    {"typical_p": 0.2, "top_k": 0},
+    {"typical_p": 0.4, "top_k": 5},
+    {"typical_p": 0.5, "top_k": 1},
+    {"typical_p": 0.4, "top_k": 8, "top_p": 0.7, "min_p": 0.3},
+    {"top_k": 1},
+    {"top_k": 0, "top_p": 0.3},
+    {"top_k": 0, "top_p": 1.0, "min_p": 1.0},
+    {"repeat_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"repeat_penalty": 1.5, "repeat_last_n": 3, "typical_p": 0.6},
+    {"repeat_penalty": 0.7, "repeat_last_n": -1},
+    {"logit_bias": {3: 4.0, 7: -2.5}},
+    {"logit_bias": {3: 4.0}, "typical_p": 0.3, "presence_penalty": 2.0},
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("changes", CHAINS, ids=str)
+def test_the_candidates_are_those_of_llama_cpps_own_chain(
+    changes: dict[str, object], temperature: float
+) -> None:
+    """Greedy or sampled: the same tokens are left, in the same proportions."""
+    params = SamplingParams(**{"temperature": temperature, **changes})  # type: ignore[arg-type]
+    sampler, n_vocab = Sampler(params, 40), 40
+    n_unlikely = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        row = rng.normal(size=n_vocab, scale=1 + seed % 4).astype(np.float32)
+        history = [int(token) for token in rng.integers(0, 12, size=20)]
+        logits = llama_cpp_candidates(row, params, history)
+        if temperature == 0:
+            (token,) = logits
+            assert sampler.argmax(row, history[:-2], history[-2:]) == token
+            proposal = sampler.propose(row, history)
+            assert proposal.token(SeededRng(0)) == token
+            assert 0 < proposal.confidence <= 1
+            n_unlikely += token != sampler.process(row, history).argmax()
+        else:
+            theirs = np.zeros(n_vocab)
+            theirs[list(logits)] = np.exp(np.array(list(logits.values())) - max(logits.values()))
+            ours = sampler.distribution(row, history[:-2], history[-2:]).dense(n_vocab)
+            np.testing.assert_allclose(ours, theirs / theirs.sum(), atol=1e-6)
+    rules_out = temperature == 0 and params.typical_p < 1 and params.top_k != 1
+    assert (n_unlikely > 0) == rules_out
+
+
+def test_greedy_typical_p_may_rule_out_the_likeliest_token() -> None:
+    """As in llama.cpp: five tokens of .11 are more typical than one of .45."""
+    row = np.log(np.array([0.45, 0.11, 0.11, 0.11, 0.11, 0.11])).astype(np.float32)
+    row[3] += 1e-3
+    sampler = Sampler(SamplingParams(temperature=0, typical_p=0.5), 6)
+    assert sampler.argmax(row, []) == 3
+    proposal = sampler.propose(row, [])
+    assert (proposal.token(SeededRng(0)), proposal.confidence_in(0)) == (3, 0)
+    assert proposal.confidence == pytest.approx(0.2, abs=1e-3)
+    # --check judges by the same tokens, and a fork has a margin that noise must explain
+    assert _margin(sampler, row, [], 3) is None
+    assert _margin(sampler, row, [], 0) == pytest.approx(math.log(45 / 11), abs=2e-3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -3,7 +3,8 @@
 The steps and their order are those of llama.cpp's default sampler chain: logit bias, penalties,
 top-k, typical-p, top-p, min-p, temperature. Bias and penalties are processors, which change the
 row itself; the others truncate the distribution. Target and draft go through one Sampler, so that
-p and q are always made in the same way.
+p and q are always made in the same way. Temperature 0 takes the likeliest of the tokens that
+top-k and typical-p leave; typical-p may take the likeliest of all away.
 """
 
 from __future__ import annotations
@@ -199,11 +200,11 @@ class Sampler:
         return row
 
     def argmax(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """The likeliest token after all processors; builds no probabilities.
+        """The likeliest token after all processors; greedy typical-p may rule tokens out first.
 
         Raises LogitsError if the row holds NaN or nothing finite.
         """
-        return _argmax(self.process(row, context, drafted))
+        return _argmax(self._with_candidates(self.process(row, context, drafted)))
 
     def distribution(
         self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()
@@ -212,8 +213,13 @@ class Sampler:
 
         Raises LogitsError if the row holds NaN or nothing finite.
         """
-        params = self.params
         row = self.process(row, context, drafted)
+        logits, ids = self._truncate(row)
+        return Distribution(softmax(logits, self.params.temperature or 1.0), ids)
+
+    def _truncate(self, row: Row) -> tuple[Floats, NDArray[np.intp] | None]:
+        """The logits that top-k, typical-p, top-p and min-p leave, and their tokens (None: all)."""
+        params = self.params
         _check_finite(row.max())
         ids: NDArray[np.intp] | None = None
         if 0 < params.top_k < len(row):
@@ -228,7 +234,19 @@ class Sampler:
             if limit != off:
                 kept = keep(softmax(logits), limit)
                 logits, ids = logits[kept], kept if ids is None else ids[kept]
-        return Distribution(softmax(logits, self.params.temperature or 1.0), ids)
+        return logits, ids
+
+    def _with_candidates(self, row: Row) -> Row:
+        """The row with -inf for the tokens that greedy sampling does not choose from.
+
+        Only typical-p rules out the likeliest token; top-k, top-p and min-p always leave it.
+        """
+        if not self.greedy or self.params.typical_p == 1:
+            return row
+        _, ids = self._truncate(row)
+        candidates = np.full_like(row, -np.inf)
+        candidates[ids] = row[ids]
+        return candidates
 
     def propose(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Proposal:
         """What a draft row proposes, after all processors.
@@ -237,7 +255,7 @@ class Sampler:
         """
         if not self.greedy:
             return DrawnToken(self.distribution(row, context, drafted))
-        row = self.process(row, context, drafted)
+        row = self._with_candidates(self.process(row, context, drafted))
         return LikeliestToken(row, _argmax(row))
 
 
@@ -280,15 +298,16 @@ def keep_min_p(probs: Floats, limit: float) -> NDArray[np.intp]:
 
 
 def keep_typical_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Indices of the entries closest to the entropy whose sum reaches ``limit``, ascending.
+    """Indices of the entries closest to the entropy whose sum exceeds ``limit``, ascending.
 
-    Locally typical sampling, Meister et al. 2023 (arXiv:2202.00666), equation 10.
+    Locally typical sampling, Meister et al. 2023 (arXiv:2202.00666), equation 10. llama.cpp asks
+    for a sum above the limit here, and for one of at least the limit in top-p.
     """
     with np.errstate(divide="ignore"):
         surprise = -np.log(probs)
     entropy = float(np.sum(probs * np.where(probs > 0, surprise, 0.0)))
     order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "left")) + 1
+    n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "right")) + 1
     return np.sort(order[:n_kept])
 
 

@@ -16,12 +16,12 @@ from qdraft.decoding.sampling import Row, Sampler
 class Check:
     """The result of running the target alone over a text.
 
-    ``same`` is True if the target alone could have written the text: if greedy, every token is its
-    argmax; if sampled, every token is in the support of its distribution. ``fork`` is the index of
-    the first emitted token that differs, and ``margin`` the target's best logit there minus that of
-    the emitted token. ``noise`` is the largest difference between logits decoded one by one and as
-    the rounds decoded them: at the fork, or in the last round with a draft if there is no fork. It
-    is None if no round had a draft.
+    ``same`` is True if the target alone could have written the text: if greedy, every token is the
+    one that it chooses; if sampled, every token is in the support of its distribution. ``fork`` is
+    the index of the first emitted token that differs, and ``margin`` the difference there between
+    the logits of the target's likeliest token and the emitted one. ``noise`` is the largest
+    difference between logits decoded one by one and as the rounds decoded them: at the fork, or in
+    the last round with a draft if there is no fork. It is None if no round had a draft.
     """
 
     same: bool
@@ -93,6 +93,7 @@ def _margin(sampler: Sampler, row: Row, context: Sequence[int], token: int) -> f
     logits = sampler.process(row, context)
     best = sampler.argmax(row, context)
     if sampler.greedy:
-        return None if token == best else float(logits[best] - logits[token])
+        # Greedy typical-p may take a token whose logit is not the best.
+        return None if token == best else abs(float(logits[best] - logits[token]))
     is_possible = sampler.distribution(row, context).prob(token) > 0
     return None if is_possible else float(logits[best] - logits[token])
