@@ -22,6 +22,13 @@ class UsageError(QDraftError):
     exit_code = 2
 
 
+class ParameterError(UsageError):
+    """A parameter of the library is not valid.
+
+    The message calls parameters by their names; the command line puts its options in their place.
+    """
+
+
 class ModelFileError(QDraftError):
     """A model file is missing, unreadable, or not what it should be."""
 
@@ -63,6 +70,6 @@ class ServerError(EngineError):
 
 
 def require(condition: bool, name: str, value: object, rule: str) -> None:
-    """Raise UsageError, which says what ``name`` must be, unless ``condition`` holds."""
+    """Raise ParameterError, which says what ``name`` must be, unless ``condition`` holds."""
     if not condition:
-        raise UsageError(f"{name} is {value} but must be {rule}")
+        raise ParameterError(f"{name} is {value} but must be {rule}")

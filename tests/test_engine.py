@@ -23,7 +23,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.llama.repack_probe import ask, run_child
 from qdraft.llama.spec import PairSpec
-from qdraft.llama.vocab import require_same_vocab
+from qdraft.llama.vocab import LlamaVocab, require_same_vocab
 from qdraft.session.pair import Pair
 
 pytestmark = pytest.mark.real
@@ -172,6 +172,25 @@ class TestSameVocabulary:
         longer = tiny_model(tmp_path / "3.gguf", (*self.tokens, "new"))
         with pytest.raises(PairError, match="token 5, 'new', is only in the draft"):
             require_same_vocab(first.vocab, longer.vocab)
+
+
+def test_equal_hashes_of_the_tokens_spare_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start asked llama.cpp for every token of both, 300,000 of them for some models."""
+    asked: list[LlamaVocab] = []
+    monkeypatch.setattr(LlamaVocab, "texts", lambda vocab: asked.append(vocab) or [])
+    tokens = TestSameVocabulary.tokens
+    first = tiny.zeros(tmp_path / "1.gguf", tokens)
+    same = tiny.zeros(tmp_path / "2.gguf", tokens)
+    with Pair(PairSpec.of(first, same, share_kv="off")):
+        assert not asked
+    tiny.zeros(same, tokens, eos=2)
+    with pytest.raises(PairError, match="eos is 1 in the target, 2 in the draft"):
+        Pair(PairSpec.of(first, same))
+    tiny.zeros(same, [*tokens[:-1], "xy"])
+    with Pair(PairSpec.of(first, same, share_kv="off")):
+        assert len(asked) == 2
 
 
 class TestRecurrent:

@@ -89,11 +89,35 @@ def test_parameters_become_options_in_errors() -> None:
     assert rename_parameters("x/n_ctx.gguf is gone", names) == "x/n_ctx.gguf is gone"
 
 
+@pytest.mark.parametrize("name", ["prompt", "n_ctx"])
+def test_a_file_keeps_its_name_in_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A file called like a parameter became an option: "--ctx-size is not UTF-8 text"."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"caf\xe9")
+    assert one_error(qdraft("run", "-f", name), 2) == f"error: {name} is not UTF-8 text"
+
+
 def test_the_draft_has_options_of_its_own_in_errors() -> None:
     with pytest.raises(UsageError, match=r"^--ctx-size-draft is -1"):
         DeviceOptions(ctx_size_draft=-1).engines()
     with pytest.raises(UsageError, match=r"^--cache-type-k-draft is f7"):
         DeviceOptions(cache_type_k_draft="f7").engines()
+
+
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [
+        ({"device": "none"}, "--device none"),
+        ({"device_draft": "none"}, "--device-draft none"),
+        ({"device": "none", "device_draft": "none"}, "--device-draft none"),
+    ],
+)
+def test_draft_layers_without_a_device_name_the_option(options: dict[str, str], other: str) -> None:
+    """``-dev none -ngld 3`` blamed --device-draft, which was not given."""
+    with pytest.raises(UsageError, match=f"^--gpu-layers-draft cannot be combined with {other}$"):
+        DeviceOptions(gpu_layers_draft="3", **options).engines()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +156,9 @@ class TestOldNames:
             "warning: --verify is now called --verification; the next release removes the old name"
         )
         assert error.startswith("error: --verification is all")
+
+    def test_quiet_says_nothing_of_old_names(self) -> None:
+        one_error(qdraft("run", "-p", "x", "--verify", "all", "--quiet"), 2)
 
     def test_both_names_are_one_too_many(self) -> None:
         result = qdraft("run", "-p", "x", "--verify", "block", "--verification", "token")

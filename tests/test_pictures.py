@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qdraft.cli.options.output import StudyOutputOptions
+from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.render.charts import draw_svg, draw_text, save_charts
 from qdraft.render.html import save_page
@@ -179,3 +181,15 @@ class TestSheets:
         assert len(ids) == len(set(ids))
         for target in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text):
             assert "".join(target) in ids
+
+
+def test_a_study_without_figures_says_that_it_draws_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If every rung of a comparison failed, --plot was silent."""
+    path = tmp_path / "p.svg"
+    output = StudyOutputOptions(plot=path, quiet=True)
+    show_study(StudyView("qdraft compare", [], [], {}, []), output)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"warning: {path} is not written: there are no figures to draw"
+    assert not path.exists()

@@ -85,6 +85,17 @@ def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
         registry.load(tmp_path / "none.yaml")
 
 
+def test_an_entry_is_found_in_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    """Also by its target: only the default models.yaml was searched."""
+    for name in ("target.gguf", "draft.gguf"):
+        (tmp_path / name).touch()
+    own = write(tmp_path, "pairs: {mine: {target: target.gguf, draft: draft.gguf}}")
+    entry = registry.find_entry(tmp_path / "target.gguf", None, None, own)
+    assert entry
+    assert entry.name == "mine"
+    assert registry.find_entry(tmp_path / "target.gguf", None, None) is None
+
+
 def entry(package: str, path: str, sha256: str) -> registry.Entry:
     packaged = registry.PackagedModel((registry.PackagedFile(package, path),), sha256, "demo")
     return registry.Entry("it", "F16", None, packaged)

@@ -479,6 +479,14 @@ class TestTuned:
             tuned = replace(setting, params=replace(setting.params, n_ctx=2048))
             data = json.loads(json.dumps(asdict(tuned)))
             jsonschema.validate(data, schema("tune", "setting"))
-        assert choose_setting(result).name == "1 thread"
+        chosen = choose_setting(result)
+        assert chosen
+        assert chosen.name == "1 thread"
         result[0] = replace(result[0], per_second=50)
-        assert choose_setting(result).name == "2 threads"
+        chosen = choose_setting(result)
+        assert chosen
+        assert chosen.name == "2 threads"
+
+    def test_no_setting_is_chosen_if_the_pair_loads_with_none(self) -> None:
+        assert choose_setting([]) is None
+        assert choose_setting([Setting("1 thread", EngineParams(), error="no")]) is None

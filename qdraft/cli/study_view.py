@@ -48,6 +48,8 @@ def show_study(view: StudyView, output: StudyOutputOptions) -> None:
     sys.stdout.flush()
     if output.plot and view.charts:
         save_charts(view.charts, output.plot)
+    elif output.plot:
+        show_line("warning", f"{output.plot} is not written: there are no figures to draw")
     if output.report:
         save_page(output.report, view.title, view.sheets, view.charts, sentences, view.about)
     if not output.quiet:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.records import Distribution, SamplingParams
 from qdraft.decoding.rng import Rng
-from qdraft.errors import LogitsError, UsageError
+from qdraft.errors import LogitsError, ParameterError
 
 Row = NDArray[np.float32]
 Floats = NDArray[np.float64]
@@ -95,11 +95,11 @@ class Penalties:
 def processors_for(params: SamplingParams, n_vocab: int) -> list[Processor]:
     """The processors that ``params`` ask for, in llama.cpp's order.
 
-    Raises UsageError for a biased token that is not in the vocabulary.
+    Raises ParameterError for a biased token that is not in the vocabulary.
     """
     unknown = [token for token in params.logit_bias if token >= n_vocab]
     if unknown:
-        raise UsageError(
+        raise ParameterError(
             f"logit_bias names token {unknown[0]}, but the vocabulary has {n_vocab} tokens"
         )
     processors: list[Processor] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qdraft.decoding.records import MAX_N_DRAFT
-from qdraft.errors import UsageError, require
+from qdraft.errors import ParameterError, require
 
 ALL_LAYERS = -1
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -77,29 +77,29 @@ class EngineParams:
             choice = getattr(self, name)
             require(choice in known, name, choice, f"one of {', '.join(known)}")
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise UsageError(
+            raise ParameterError(
                 f"cache_type_v {self.cache_type_v} needs flash attention, but flash_attn is off"
             )
         self._require_devices()
 
     def _require_devices(self) -> None:
-        """Raise UsageError for devices and splits that contradict each other on any machine."""
+        """Raise ParameterError for devices and splits that contradict each other on any machine."""
         names = ", ".join(self.devices)
         is_unique = len(set(self.devices)) == len(self.devices)
         require(is_unique, "devices", names, "a list that names each device once")
         if NO_DEVICE in self.devices and len(self.devices) > 1:
-            raise UsageError(
+            raise ParameterError(
                 f"devices is {names}, but `none` cannot be combined with other devices"
             )
         if NO_DEVICE in self.devices and self.n_gpu_layers:
-            raise UsageError("devices is none, so n_gpu_layers must be 0 or left out")
+            raise ParameterError("devices is none, so n_gpu_layers must be 0 or left out")
         if self.split_mode == "none" and self.tensor_split:
-            raise UsageError(
+            raise ParameterError(
                 "split_mode none puts everything on one device, so tensor_split cannot be combined "
                 "with it"
             )
         if self.split_mode in ("layer", "tensor") and self.main_gpu:
-            raise UsageError(
+            raise ParameterError(
                 f"main_gpu needs split_mode none or row, not {self.split_mode}",
                 hint="use split_mode none for the main GPU alone, or name the devices to use",
             )

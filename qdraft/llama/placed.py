@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdraft.errors import UsageError, require
+from qdraft.errors import ParameterError, UsageError, require
 from qdraft.llama import logs
 from qdraft.llama.devices import (
     Device,
@@ -102,12 +102,12 @@ def require_placeable(params: EngineParams, chosen: Sequence[Device]) -> None:
     if params.split_mode == "row":
         for device in chosen:
             if not splits_rows(device):
-                raise UsageError(
+                raise ParameterError(
                     f"split_mode row does not work with {device.name}, which cannot split rows",
                     hint="use split_mode layer, which works with every device, or try tensor",
                 )
     if len(params.tensor_split) > max(1, len(chosen)):
-        raise UsageError(
+        raise ParameterError(
             f"tensor_split has {len(params.tensor_split)} parts but must have at most "
             f"{max(1, len(chosen))}, one for each device"
         )
@@ -129,9 +129,9 @@ def _require_no_device_settings(params: EngineParams) -> None:
             hint=hint,
         )
     if names and NO_DEVICE in params.devices:
-        raise UsageError(f"devices is none, so {names[0]} must be left out")
+        raise ParameterError(f"devices is none, so {names[0]} must be left out")
     if names:
-        raise UsageError(
+        raise ParameterError(
             f"{names[0]} needs a GPU, but this build of llama-cpp-python has none", hint=hint
         )
 

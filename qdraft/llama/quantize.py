@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qdraft.errors import EngineError, UsageError
+from qdraft.errors import EngineError, ParameterError, UsageError
 from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.llama import logs
 from qdraft.llama.child import command
@@ -47,7 +47,9 @@ class Recipe:
                 known = ", ".join(tensor_types())
                 raise UsageError(f"unknown tensor type {kind}", hint=f"known: {known}")
         if any(layer < 0 for layer in self.prune_layers):
-            raise UsageError(f"prune_layers is {self.prune_layers} but must be numbers from 0 on")
+            raise ParameterError(
+                f"prune_layers is {self.prune_layers} but must be numbers from 0 on"
+            )
 
     @property
     def label(self) -> str:

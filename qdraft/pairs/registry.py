@@ -164,7 +164,7 @@ def find_entry(
     """
     if target is None:
         return load(user_file).find(pair)
-    entries = find_entries(target)
+    entries = find_entries(target, user_file)
     if draft is not None:
         entries = [e for e in entries if e.draft and _is_same_file(draft, Path(e.draft))]
     return entries[0] if entries else None

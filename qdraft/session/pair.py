@@ -93,7 +93,7 @@ class Pair:
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
         try:
-            self.contexts = self._load(progress)
+            self.contexts = self._load(facts, progress)
             self.kv = couple(
                 self.contexts.target,
                 self.contexts.draft,
@@ -107,7 +107,7 @@ class Pair:
             raise
         self._warn(facts.target)
 
-    def _load(self, progress: Progress) -> Both[LlamaContext]:
+    def _load(self, facts: Both[Facts], progress: Progress) -> Both[LlamaContext]:
         """Load the weights and make the contexts."""
         models = self.spec.models
         weights = self._load_weights(models.target, progress, is_target=True)
@@ -122,7 +122,8 @@ class Pair:
         for model in (weights, draft_weights):
             _require_rollback(model)
         if draft_weights is not weights:
-            require_same_vocab(weights.vocab, draft_weights.vocab)
+            hashes = {of.tokens_sha256 for of in facts}
+            require_same_vocab(weights.vocab, draft_weights.vocab, same_texts=len(hashes) == 1)
         return Both(target, self._make_context(draft_weights, models.draft))
 
     def _load_weights(self, spec: ModelSpec, progress: Progress, *, is_target: bool) -> LlamaModel:

@@ -26,7 +26,7 @@ from qdraft.decoding.rates import alpha_by_place, by_place, count
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
-from qdraft.errors import UsageError
+from qdraft.errors import ParameterError, UsageError
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
 
@@ -220,7 +220,7 @@ def can_share(recording: Recording, share_kv: str) -> bool:
     """
     sharing = share_kv != "off" and all(text.shared is not None for text in recording.texts)
     if share_kv == "on" and not sharing:
-        raise UsageError("share_kv is on but the recorded pair does not share its KV cells")
+        raise ParameterError("share_kv is on but the recorded pair does not share its KV cells")
     return sharing
 
 
@@ -237,7 +237,9 @@ def _require(
     plain = SamplingParams()
     for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
         if getattr(sampling, name) != getattr(plain, name):
-            raise UsageError(f"{name} cannot be replayed: a recording has positions, not tokens")
+            raise ParameterError(
+                f"{name} cannot be replayed: a recording has positions, not tokens"
+            )
     if share_kv and any(text.shared is None for text in recording.texts):
         raise UsageError(
             "this pair does not share its KV cells", hint="replay it with --share-kv off"

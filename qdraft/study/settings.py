@@ -102,9 +102,14 @@ def _measure(setting: Setting, target: Path, draft: Path, alpha: float) -> Setti
     )
 
 
-def choose_setting(settings: list[Setting]) -> Setting:
-    """The fastest setting with the same output; of equal ones, the one with the fewest threads."""
+def choose_setting(settings: list[Setting]) -> Setting | None:
+    """The fastest setting with the same output; of equal ones, the one with the fewest threads.
+
+    None if the pair loads with none of them.
+    """
     same = [setting for setting in settings if setting.same_output and not setting.error]
+    if not same:
+        return None
     fastest = max(same, key=lambda setting: setting.per_second)
     near = [setting for setting in same if setting.per_second > _EVEN * fastest.per_second]
     return min(near, key=lambda setting: setting.params.n_threads)

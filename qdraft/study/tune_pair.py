@@ -121,7 +121,7 @@ class Tuner:
             settings = list(
                 try_settings(target.path, best.draft, target.params, alpha, self.progress)
             )
-        setting = choose_setting(settings) if settings else None
+        setting = choose_setting(settings)
         return Tuning(recorded, best, settings, setting, self._confirm(best, n_confirmed, setting))
 
     def record(self, draft: Path) -> RecordedDraft:

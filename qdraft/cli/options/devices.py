@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from qdraft.cli.options.group import Group, Sets, option, option_names, rename_parameters
-from qdraft.errors import UsageError
+from qdraft.errors import ParameterError, UsageError
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.rpc import parse_servers
 
@@ -271,16 +271,20 @@ class DeviceOptions(Group):
         )
         try:
             return target, self._of_draft(target)
-        except UsageError as error:
+        except ParameterError as error:
             error.args = (rename_parameters(str(error), _draft_names()),)
             raise
 
     def _of_draft(self, target: EngineParams) -> EngineParams:
         """How to load the draft: as the target, except for what the draft's options say."""
+        n_gpu_layers = parse_gpu_layers(self.gpu_layers_draft, "--gpu-layers-draft")
+        if n_gpu_layers and (self.device_draft or self.device) == NO_DEVICE:
+            option = "--device-draft" if self.device_draft else "--device"
+            raise UsageError(f"--gpu-layers-draft cannot be combined with {option} none")
         draft = replace(
             target,
             n_ctx=self.ctx_size if self.ctx_size_draft is None else self.ctx_size_draft,
-            n_gpu_layers=parse_gpu_layers(self.gpu_layers_draft, "--gpu-layers-draft"),
+            n_gpu_layers=n_gpu_layers,
             devices=() if self.device_draft else target.devices,
             override_tensors=parse_overrides(
                 self.override_tensor_draft, "--override-tensor-draft", moe=self.cpu_moe_draft
@@ -290,8 +294,6 @@ class DeviceOptions(Group):
         )
         if not self.device_draft:
             return replace(draft, devices=())
-        if draft.n_gpu_layers and self.device_draft == NO_DEVICE:
-            raise UsageError("--gpu-layers-draft cannot be combined with --device-draft none")
         return draft.elsewhere(parse_devices(self.device_draft))
 
 

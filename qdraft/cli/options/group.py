@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from qdraft.errors import UsageError
+from qdraft.errors import ParameterError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +147,11 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def expanded_command(command_context: typer.Context, **values: Any) -> None:
         given = {name for name in values if _is_given(command_context, name)}
+        warn = log.debug if values.get("quiet") else log.warning
         try:
-            collected = {name: each.collect(values, given) for name, each in groups.items()}
+            collected = {name: each.collect(values, given, warn) for name, each in groups.items()}
             command(**collected, **values)
-        except UsageError as error:
+        except ParameterError as error:
             error.args = (rename_parameters(str(error), names),)
             error.hint = error.hint and rename_parameters(error.hint, names)
             raise
@@ -205,8 +206,8 @@ class _Expanded:
             parameters += _old_options(own.name, annotation)
         return cls(group, defaults, parameters)
 
-    def collect(self, values: dict[str, Any], given: set[str]) -> Group:
-        """Take the values of this group out of those of the command."""
+    def collect(self, values: dict[str, Any], given: set[str], warn: Callable[..., None]) -> Group:
+        """Take the values of this group out of those of the command; ``warn`` of old names."""
         own = {each.name: values.pop(each.name) for each in self.parameters}
         for old in [name for name in own if name.endswith(_OLD)]:
             name, value = old.removesuffix(_OLD), own.pop(old)
@@ -215,7 +216,7 @@ class _Expanded:
             new, former = option_names(self.group)[name], _old_name(self.group, name)
             if name in given:
                 raise UsageError(f"{former} cannot be combined with {new}, which replaces it")
-            log.warning("%s is now called %s; the next release removes the old name", former, new)
+            warn("%s is now called %s; the next release removes the old name", former, new)
             own[name] = value
             given.add(name)
         return self.group(given=frozenset(given & own.keys()), **{**self.defaults, **own})
