@@ -17,7 +17,7 @@ from qdraft.pairs import editing, hub, registry
 from qdraft.pairs.check import require_pair
 from qdraft.pairs.registry import Entry
 from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
-from qdraft.render.console import show_json, show_line, table_console
+from qdraft.render.console import show_json, show_line, show_path, table_console
 from qdraft.render.models import entry_view, list_view, scan_view
 
 app = typer.Typer(
@@ -160,7 +160,7 @@ def pull(repo: Repository, output: JustJson) -> None:
     if output.as_json:
         show_json({"files": [str(path) for path in paths], **_facts_report(facts)})
     else:
-        print(paths[0])
+        show_path(paths[0])
         show_line("hint", f"make a draft of it with qdraft make {paths[0]}")
 
 

@@ -74,7 +74,9 @@ def _refuse_combinations(
 
 def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, greedy: bool) -> int:
     """Stream the text, then show the figures, whatever ended the text; return the exit code."""
-    stream = None if output.as_json else TextStream(color=output.color)
+    stream = None
+    if not output.as_json:
+        stream = TextStream(color=output.color, raw=output.raw_output)
     check = None
     try:
         for chunk in generation:

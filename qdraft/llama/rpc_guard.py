@@ -108,7 +108,8 @@ class RpcGuard:
         words = message.decode("utf-8", "replace")
         if not (self._waiting or self._busy):
             with contextlib.suppress(OSError, ValueError):
-                print(f"llama.cpp stopped: {words}", file=sys.stderr, flush=True)
+                shown = words.encode("unicode_escape").decode()  # for a terminal
+                print(f"llama.cpp stopped: {shown}", file=sys.stderr, flush=True)
             return
         self._of_server = "rpc" in words.lower()
         self.lost = words.split(": ", 1)[-1].strip()

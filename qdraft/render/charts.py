@@ -6,6 +6,7 @@ reader's colour scheme.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ from typing import Any
 
 from qdraft.errors import UsageError
 from qdraft.paths import new_file
+from qdraft.render.foreign import one_line
 from qdraft.render.point_labels import label_points
 from qdraft.study.chart_data import BarChart, Chart, Line, LineChart
 
 _WIDTH, _HEIGHT = 78, 16
 _BAR = 40  # columns of the longest bar
+_LONGEST_NAME = 60  # characters
 _MARKERS = "*o+x#"
 _FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
@@ -39,7 +42,23 @@ def draw_text(chart: Chart) -> str:
 
     Raises UsageError for a line chart if the plotting library is not installed.
     """
+    chart = _on_lines(chart)
     return _bars_as_text(chart) if isinstance(chart, BarChart) else _lines_as_text(chart)
+
+
+def _on_lines(part: Any) -> Any:
+    """A chart whose names and labels are each on one line, without hidden characters."""
+    if isinstance(part, str):
+        return one_line(part, _LONGEST_NAME)
+    if isinstance(part, tuple):
+        return tuple(map(_on_lines, part))
+    if isinstance(part, dict):
+        return {_on_lines(key): value for key, value in part.items()}
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        names = [field.name for field in dataclasses.fields(part)]
+        changes = {name: _on_lines(getattr(part, name)) for name in names}
+        return dataclasses.replace(part, **changes)
+    return part
 
 
 def _bars_as_text(chart: BarChart) -> str:
@@ -160,6 +179,7 @@ def _draw(charts: Sequence[Chart], kind: str) -> bytes:
         # Text stays text: files are small, and a reader can search them.
         "svg.fonttype": "none",
         "svg.hashsalt": "qdraft",
+        "text.parse_math": False,  # a file may have dollar signs in its name
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -170,7 +190,7 @@ def _draw(charts: Sequence[Chart], kind: str) -> bytes:
         figure = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")
         canvas = FigureCanvasAgg(figure)
         named: list[tuple[Any, LineChart]] = []
-        for i, chart in enumerate(charts):
+        for i, chart in enumerate(map(_on_lines, charts)):
             axes = figure.add_subplot(rows, columns, i + 1)
             if isinstance(chart, BarChart):
                 _draw_bars(axes, chart)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.color import ColorSystem
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 from rich.theme import Theme
 
 from qdraft.decoding.records import Chunk, Origin
+from qdraft.render.foreign import dump_json, escape, escape_controls, one_line
 
 THEME = Theme(
     {
@@ -31,20 +34,39 @@ THEME = Theme(
 )
 
 
+_LONGEST_LINE = 4000  # characters, room for two paths
+
+
+class SafeConsole(Console):
+    """A console that shows the control characters of its texts; only styles emit escape codes."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape(segment.text))
+
+
 def talk_console() -> Console:
     """The console on stderr: it honours NO_COLOR and emits no escape codes in a pipe."""
-    return Console(stderr=True, theme=THEME, highlight=False, emoji=False, markup=False)
+    return SafeConsole(stderr=True, theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def table_console() -> Console:
     """The console on stdout, for figures: it emits no escape codes in a pipe."""
-    return Console(theme=THEME, highlight=False, emoji=False, markup=False)
+    return SafeConsole(theme=THEME, highlight=False, emoji=False, markup=False)
 
 
 def show_line(kind: str, message: str) -> None:
     """Print one line on stderr, for example "error: ..."; ``kind`` is a style of the theme."""
-    line = Text(f"{kind}: ", style=kind).append(" ".join(message.split()), style="default not bold")
+    words = one_line(" ".join(message.split()), _LONGEST_LINE)
+    line = Text(f"{kind}: ", style=kind).append(words, style="default not bold")
     talk_console().print(line, soft_wrap=True)
+
+
+def show_path(path: Path) -> None:
+    """Print a path on stdout: as it is for a pipe, on one line for a terminal."""
+    print(one_line(str(path), _LONGEST_LINE) if sys.stdout.isatty() else path)
 
 
 class LogToTalk(logging.Handler):
@@ -60,11 +82,11 @@ class LogToTalk(logging.Handler):
 def show_json(report: dict[str, Any]) -> None:
     """Print one object on one line of stdout.
 
-    Characters are escaped if the stream cannot take Unicode. Dataclasses become objects, and paths
-    become text.
+    Characters are escaped if they have no glyph or the stream cannot take Unicode. Dataclasses
+    become objects, and paths become text.
     """
     utf8 = "utf" in (sys.stdout.encoding or "").lower()
-    text = json.dumps(report, ensure_ascii=not utf8, allow_nan=False, default=_plain)
+    text = dump_json(report, ascii_only=not utf8, allow_nan=False, default=_plain)
     print(text, flush=True)
 
 
@@ -77,19 +99,22 @@ def _plain(value: Any) -> Any:
 class TextStream:
     """Writes the text to stdout token by token; ``color`` styles tokens by where they came from.
 
-    Without a terminal there is no colour. The characters between the escape codes are always
-    exactly the text.
+    Without a terminal there is no colour, and the characters are exactly those of the text. On a
+    terminal, control characters of the text are shown as their numbers unless ``raw``.
     """
 
-    def __init__(self, *, color: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self, *, color: bool = False, raw: bool = False, console: Console | None = None
+    ) -> None:
         self._console = console or Console(theme=THEME)
+        self._filters = not raw and self._console.file.isatty()
         self._color = color and self._console.is_terminal and not self._console.legacy_windows
         self._n_written = 0
 
     def write(self, chunk: Chunk) -> None:
         if not chunk.text:
             return
-        text = chunk.text
+        text = self._filtered(chunk.text)
         if self._color:
             style = self._console.get_style(f"origin.{(chunk.origin or Origin.TARGET).value}")
             if self._console.no_color:
@@ -101,7 +126,10 @@ class TextStream:
 
     def end(self, text: str) -> None:
         """Write the rest of the whole ``text``, and a newline if the text does not end with one."""
-        rest = text[self._n_written :]
+        rest = self._filtered(text[self._n_written :])
         self._console.file.write(rest + ("\n" if text and not text.endswith("\n") else ""))
         self._console.file.flush()
         self._n_written = len(text)
+
+    def _filtered(self, text: str) -> str:
+        return escape_controls(text) if self._filters else text

@@ -5,7 +5,6 @@ The page and its charts follow the reader's colour scheme.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from qdraft.paths import new_file
 from qdraft.render.charts import draw_svg
+from qdraft.render.foreign import dump_json, one_line
 from qdraft.render.tables import Sheet, format_entry
 from qdraft.study.chart_data import Chart
 
@@ -47,19 +47,19 @@ def save_page(
     """
     figures = [f"<figure>{_unique(draw_svg(chart), i)}</figure>" for i, chart in enumerate(charts)]
     body = [
-        f"<h1>{escape(title)}</h1>",
-        *(f'<p class="verdict">{escape(sentence)}</p>' for sentence in words),
+        f"<h1>{_text(title)}</h1>",
+        *(f'<p class="verdict">{_text(sentence)}</p>' for sentence in words),
         '<div class="figures">',
         *figures,
         "</div>",
         *map(_table, sheets),
         "<h2>Settings and machine</h2>",
-        f"<pre>{escape(json.dumps(about or {}, indent=1, ensure_ascii=False, default=str))}</pre>",
+        f"<pre>{escape(dump_json(about or {}, indent=1, default=str))}</pre>",
     ]
     text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
@@ -67,11 +67,15 @@ def save_page(
         part.write_text(text, encoding="utf-8")
 
 
+def _text(text: str) -> str:
+    return escape(one_line(text, 4000))
+
+
 def _table(sheet: Sheet) -> str:
     sheet = sheet.used()
     texts = [isinstance(entry, str) for entry in (sheet.rows[0] if sheet.rows else ())]
     kinds = [' class="text"' if is_text else "" for is_text in texts] or [""] * len(sheet.columns)
-    head = "".join(f"<th{k}>{escape(c)}</th>" for c, k in zip(sheet.columns, kinds, strict=True))
+    head = "".join(f"<th{k}>{_text(c)}</th>" for c, k in zip(sheet.columns, kinds, strict=True))
     rows = "\n".join(
         "<tr>"
         + "".join(f"<td{k}>{escape(format_entry(x))}</td>" for x, k in zip(row, kinds, strict=True))
@@ -79,7 +83,7 @@ def _table(sheet: Sheet) -> str:
         for row in sheet.rows
     )
     return (
-        f"<h2>{escape(sheet.title)}</h2>\n"
+        f"<h2>{_text(sheet.title)}</h2>\n"
         f'<div class="scroll"><table>\n<tr>{head}</tr>\n{rows}\n</table></div>'
     )
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from qdraft.llama.quantize import QuantizePreview
 from qdraft.making.make import Made, Quality
 from qdraft.making.overlap import Overlap
 from qdraft.making.try_recipes import TriedRecipe, conclude_search
-from qdraft.render.layout import line, wrapped
+from qdraft.render.layout import PlainTable, line, wrapped
 
 
 def made_view(made: Made, name: str, models_file: Path) -> RenderableType:
@@ -55,7 +54,7 @@ def previews_view(previews: Sequence[QuantizePreview]) -> RenderableType:
 
 def ladder_view(ladder: Sequence[TriedRecipe]) -> RenderableType:
     """The recipes that were tried, the fastest first, and why the first one wins."""
-    table = Table(box=None, pad_edge=False, header_style="label")
+    table = PlainTable()
     for column in ("recipe", "MB", "alpha", "c", "n_draft", "predicted"):
         table.add_column(column, justify="left" if column == "recipe" else "right")
     for tried in ladder:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from qdraft.gguf.facts import Facts
 from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value, find_missing
 from qdraft.pairs.scan import Proposal
-from qdraft.render.layout import line, wrapped
+from qdraft.render.layout import PlainTable, line, wrapped
 
 
 def list_view(known: Registry) -> RenderableType:
@@ -70,8 +69,8 @@ def scan_view(models: Sequence[Facts], pairs: Sequence[Proposal]) -> RenderableT
     return Group(*views)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="label")
+def _table(*columns: str) -> PlainTable:
+    table = PlainTable()
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

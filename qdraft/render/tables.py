@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from qdraft.render.foreign import one_line
+from qdraft.render.layout import PlainTable
 
 Entry = str | int | float | None
 
@@ -39,11 +41,11 @@ class Sheet:
 
 
 def format_entry(entry: Entry) -> str:
-    """Format an entry for people: a number with four figures at most."""
+    """Format an entry for people: a number with four figures at most, text on one line."""
     if entry is None:
         return ""
     if not isinstance(entry, float):
-        return str(entry)
+        return one_line(str(entry))
     if entry and abs(entry) < 0.001:
         return f"{entry:.1e}"
     places = 3 if abs(entry) < 10 else 2 if abs(entry) < 100 else 1 if abs(entry) < 1000 else 0
@@ -53,13 +55,13 @@ def format_entry(entry: Entry) -> str:
 def as_table(sheet: Sheet) -> RenderableType:
     """A table for a terminal."""
     sheet = sheet.used()
-    table = Table(box=None, pad_edge=False, header_style="label")
+    table = PlainTable()
     for i, name in enumerate(sheet.columns):
         table.add_column(
             name, justify="right" if _is_numeric(sheet, i) else "left", overflow="fold"
         )
     for row in sheet.rows:
-        table.add_row(*(Text(format_entry(entry)) for entry in row))
+        table.add_row(*map(format_entry, row))
     return Group(Text(sheet.title), table) if sheet.title else table
 
 
@@ -68,8 +70,8 @@ def as_csv(sheets: Sequence[Sheet]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for sheet in sheets:
-        writer.writerow(["table", *sheet.columns])
-        writer.writerows([sheet.title, *row] for row in sheet.rows)
+        for row in (("table", *sheet.columns), *((sheet.title, *row) for row in sheet.rows)):
+            writer.writerow(one_line(entry) if isinstance(entry, str) else entry for entry in row)
     return out.getvalue()
 
 
@@ -78,10 +80,10 @@ def as_markdown(sheets: Sequence[Sheet]) -> str:
     out: list[str] = []
     for sheet in map(Sheet.used, sheets):
         if sheet.title:
-            out += [f"**{sheet.title}**", ""]
+            out += [f"**{one_line(sheet.title)}**", ""]
         rule = ["---:" if _is_numeric(sheet, i) else "---" for i in range(len(sheet.columns))]
         body = ([format_entry(entry) for entry in row] for row in sheet.rows)
-        for texts in (sheet.columns, rule, *body):
+        for texts in (map(one_line, sheet.columns), rule, *body):
             out.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
         out.append("")
     return "\n".join(out)

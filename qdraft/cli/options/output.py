@@ -42,6 +42,14 @@ class RunOutputOptions(OutputOptions):
             help="Style each token by where it comes from: draft, bonus, residual or target.",
         ),
     ] = False
+    raw_output: Annotated[
+        bool,
+        option(
+            PANEL,
+            "--raw-output",
+            help="Write control characters of the text to a terminal as they are.",
+        ),
+    ] = False
     check: Annotated[
         bool, option(PANEL, "--check", help="Compare the text with the target alone afterwards.")
     ] = False
