@@ -138,6 +138,10 @@ def test_the_prompt_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (b"\xef\xbb\xbfhello", "hello"),
         (b"two\n\n", "two\n"),
         ("日本".encode(), "日本"),
+        # As PowerShell's > writes, and other editors.
+        (b"\xff\xfe" + "é\r\n日\r\n".encode("utf-16-le"), "é\n日"),
+        (b"\xfe\xff" + "é\n".encode("utf-16-be"), "é"),
+        (b"\xff\xfe\0\0" + "é".encode("utf-32-le"), "é"),
     ):
         file.write_bytes(data)
         assert read_prompt(None, str(file)) == text
@@ -146,6 +150,14 @@ def test_the_prompt_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         read_prompt(None, str(file))
+    file.write_bytes(b"\xff\xfea")
+    with pytest.raises(UsageError, match="not UTF-16") as caught:
+        read_prompt(None, str(file))
+    assert "UTF-8" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="--prompt is not Unicode text: character 2"):
+        read_prompt("a\udcff", None)  # a byte of the command line that is no text
+    with pytest.raises(UsageError, match="cannot be the name"):
+        read_prompt(None, "a\0b")
 
 
 def test_help_and_version() -> None:

@@ -62,6 +62,14 @@ class TestPictures:
             assert chart.x_label in drawn
             assert chart.y_label in drawn
 
+    @pytest.mark.parametrize("name", [r"a$\foo$b", "$_$", "^$$_", "100%"])
+    def test_names_are_not_formulas(self, name: str) -> None:
+        """A kind of a prompt file, or the name of a model, that TeX would stumble over."""
+        bars = BarChart(name, name, name, (name,), {name: (1.0,)}, 1.0)
+        lines = LineChart(name, name, name, (Line(name, (1, 2), (1, 2), names=(name, name)),))
+        for chart in (bars, lines):
+            assert name in draw_svg(chart)
+
     def test_lines_are_told_apart_by_their_marks(self) -> None:
         text = draw_text(CURVES)
         assert "* measured" in text
@@ -146,6 +154,14 @@ class TestSheets:
         rows = list(csv.reader(io.StringIO(as_csv([SHEET]))))
         assert rows[0] == ["table", "name", "n", "x", "empty"]
         assert rows[1] == ["a | title", "a|b", "1", "0.12345", ""]
+
+    def test_csv_holds_no_formulas(self) -> None:
+        """A spreadsheet takes these for formulas, which may run programs."""
+        texts = ("=1+1", "+a", "-b", "@c", "e=f")
+        rows = [*csv.reader(io.StringIO(as_csv([Sheet("=t", texts, ((*texts,), (-1, -0.5)))])))]
+        assert rows[0] == ["table", "'=1+1", "'+a", "'-b", "'@c", "e=f"]
+        assert rows[1] == ["'=t", *rows[0][1:]]
+        assert rows[2] == ["'=t", "-1", "-0.5"]
 
     def test_markdown(self) -> None:
         lines = as_markdown([SHEET]).splitlines()

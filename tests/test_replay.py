@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,33 @@ class TestRecorded:
         np.savez(path, other=np.zeros(3))
         with pytest.raises(UsageError, match="not a recording of a pair"):
             records.load(path)
+
+    def test_a_damaged_record_is_never_read_as_another(self, tmp_path: Path) -> None:
+        """One flipped bit anywhere: the same record, or one line."""
+        recording = make_synthetic(0.5, 5)
+        path = tmp_path / "pair.npz"
+        records.save(recording, path)
+        data = path.read_bytes()
+        refused = 0
+        for place in range(0, len(data), 6):
+            flipped = bytes([data[place] ^ 1 << place % 8])
+            path.write_bytes(data[:place] + flipped + data[place + 1 :])
+            try:
+                (text,) = records.load(path).texts
+            except UsageError:
+                refused += 1
+                continue
+            for name in ("target", "own", "shared", "depth"):
+                assert np.array_equal(getattr(text, name), getattr(recording.texts[0], name)), place
+        assert refused > len(data) / 18
+
+    def test_rows_that_do_not_fit_together_are_refused(self, tmp_path: Path) -> None:
+        (text,) = make_synthetic(0.5, 5).texts
+        path = tmp_path / "pair.npz"
+        for change in ({"own": text.own[1:]}, {"depth": text.target}, {"shared": text.own}):
+            records.save(Recording({}, (replace(text, **change),)), path)
+            with pytest.raises(UsageError, match="not a recording of a pair"):
+                records.load(path)
 
     def test_what_cannot_be_replayed_is_refused(self) -> None:
         recording = make_synthetic(0.8, 20)

@@ -204,6 +204,9 @@ class TestWork:
             ('{"prompt": 3}', "line 2: no prompt"),
             ('{"turns": []}', "line 2: no prompt"),
             ('{"prompt": "x", "kind": 3}', "line 2: the kind must be text"),
+            ('{"prompt": "\\ud800"}', "line 2: the prompt is not Unicode text"),
+            ('{"prompt": "x", "kind": "\\ud800"}', "line 2: the kind is not Unicode text"),
+            ("[" * 100_000, "line 2: not a JSON object"),
         ],
     )
     def test_a_bad_line_is_named(self, tmp_path: Path, line: str, error: str) -> None:
@@ -211,6 +214,13 @@ class TestWork:
         path.write_text(f'{{"prompt": "x"}}\n{line}\n')
         with pytest.raises(UsageError, match=re.escape(error)):
             read_tasks(path)
+
+    def test_any_encoding_with_a_mark_and_any_separator_inside_a_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        text = '{"prompt": "é\u2028b"}\r\n{"prompt": "c"}\r\n'
+        for data in (text.encode(), b"\xff\xfe" + text.encode("utf-16-le")):
+            path.write_bytes(data)
+            assert [task.prompt for task in read_tasks(path)] == ["é\u2028b", "c"]
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cannot be read"):

@@ -66,13 +66,23 @@ def as_table(sheet: Sheet) -> RenderableType:
 
 
 def as_csv(sheets: Sequence[Sheet]) -> str:
-    """All sheets as CSV with all digits; the first column is the title of the sheet."""
+    """All sheets as CSV with all digits; the first column is the title of the sheet.
+
+    A text that a spreadsheet would take for a formula starts with an apostrophe.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for sheet in sheets:
         for row in (("table", *sheet.columns), *((sheet.title, *row) for row in sheet.rows)):
-            writer.writerow(one_line(entry) if isinstance(entry, str) else entry for entry in row)
+            writer.writerow(_safe_cell(entry) for entry in row)
     return out.getvalue()
+
+
+def _safe_cell(entry: Entry) -> Entry:
+    if not isinstance(entry, str):
+        return entry
+    text = one_line(entry)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def as_markdown(sheets: Sequence[Sheet]) -> str:

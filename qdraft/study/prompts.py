@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.errors import UsageError
+from qdraft.text_file import read_text, require_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,8 @@ def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:
     Spec-Bench's question file works too (``category``, and the first of ``turns``). ``kinds``
     keeps only the tasks of these kinds. Raises UsageError with the number of a line that is wrong.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text") from error
+    # Only newlines end a line: JSON text may hold other separators, such as U+2028.
+    lines = read_text(path).replace("\r\n", "\n").split("\n")
     tasks = [
         _read_task(line, f"{path}, line {n}")
         for n, line in enumerate(lines, start=1)
@@ -104,7 +101,7 @@ def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:
 def _read_task(line: str, where: str) -> Task:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{where}: not a JSON object")
@@ -115,9 +112,11 @@ def _read_task(line: str, where: str) -> Task:
         raise UsageError(
             f"{where}: no prompt", hint='write a line like {"kind": "...", "prompt": "..."}'
         )
+    require_unicode(prompt, f"{where}: the prompt")
     kind = _first(data, _KIND_KEYS)
     if kind is not None and not isinstance(kind, str):
-        raise UsageError(f"{where}: the kind must be text, not {kind!r}")
+        raise UsageError(f"{where}: the kind must be text, not {json.dumps(kind)[:80]}")
+    require_unicode(kind or "", f"{where}: the kind")
     return Task(kind or "prompts", prompt)
 
 

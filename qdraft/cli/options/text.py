@@ -9,6 +9,7 @@ from typing import Annotated
 
 from qdraft.cli.options.group import Group, option
 from qdraft.errors import UsageError
+from qdraft.text_file import decode, read_text, require_unicode
 
 _PANEL = "Prompt and text"
 
@@ -47,34 +48,28 @@ class TextOptions(Group):
 def read_prompt(prompt: str | None, file: str | None) -> str:
     """Return the prompt of -p, -f or standard input (``-``, or a pipe if neither is given).
 
-    Input is UTF-8 with or without a byte order mark, with any newlines; the one newline that ends
+    Input is UTF-8, or what its byte order mark says, with any newlines; the one newline that ends
     a file is not part of the prompt. Raises UsageError.
     """
     if prompt is not None and file is not None:
         raise UsageError("--prompt cannot be combined with --file")
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if "-" in (prompt, file) or (prompt is None and file is None and piped):
-        return _decode(sys.stdin.buffer.read() if sys.stdin else b"", "standard input")
+        return _as_prompt(decode(sys.stdin.buffer.read() if sys.stdin else b"", "standard input"))
     if file is not None:
         return read_text_file(Path(file))
     if prompt is None:
         raise UsageError(
             "there is no prompt", hint='give one with -p "...", with -f FILE or on standard input'
         )
+    require_unicode(prompt, "--prompt")
     return prompt
 
 
 def read_text_file(path: Path) -> str:
-    """Return the text of a file. Raises UsageError if it is unreadable or not UTF-8."""
-    try:
-        return _decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    """Return the text of a file. Raises UsageError if it is unreadable or not text."""
+    return _as_prompt(read_text(path))
 
 
-def _decode(data: bytes, name: str) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 text") from error
+def _as_prompt(text: str) -> str:
     return text.replace("\r\n", "\n").removesuffix("\n")
