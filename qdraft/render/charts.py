@@ -178,7 +178,6 @@ def _draw(charts: Sequence[Chart], kind: str) -> bytes:
     settings = {
         # Text stays text: files are small, and a reader can search them.
         "svg.fonttype": "none",
-        "text.parse_math": False,  # names of files and kinds may hold two dollar signs
         "svg.hashsalt": "qdraft",
         "text.parse_math": False,  # a file may have dollar signs in its name
         "font.size": 10,
