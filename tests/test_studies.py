@@ -20,7 +20,7 @@ from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs, expected_tokens, interpolate_v
 from qdraft.decoding.rates import Counts
 from qdraft.decoding.records import DecodeParams, SamplingParams
-from qdraft.errors import EngineError, UsageError
+from qdraft.errors import UsageError
 from qdraft.llama.params import EngineParams
 from qdraft.pairs.registry import TUNED
 from qdraft.render import bench as bench_view
@@ -31,7 +31,6 @@ from qdraft.study import bench_spec
 from qdraft.study import compare as study_compare
 from qdraft.study.bench import Sample, Written
 from qdraft.study.bench_rows import fold
-from qdraft.study.child_job import run_job
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain
 from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
@@ -344,25 +343,6 @@ class TestInterrupts:
 def stop_at_once() -> Iterator[Sample]:
     raise KeyboardInterrupt
     yield
-
-
-class TestChildJobs:
-    def test_a_crash_costs_one_job(self) -> None:
-        """A process of its own gives its memory back, even after a crash.
-
-        https://github.com/abetlen/llama-cpp-python/issues/1442
-        """
-        with pytest.raises(EngineError, match="died: SIGKILL"):
-            run_job("job_modules", {"do": "die"})
-        with pytest.raises(EngineError, match="the job's own words"):
-            run_job("job_modules", {"do": "fail"})
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
-            run_job("job_modules", {"do": "bug"})
-
-    def test_progress_and_answer(self) -> None:
-        reported: list[tuple[str, float, float]] = []
-        result = run_job("job_modules", {"do": "work"}, lambda *x: reported.append(x))
-        assert (result, reported) == ({"did": "work"}, [("half", 1, 2)])
 
 
 FIGURES = Figures(0.3, {2: 1.1, 3: 1.2, 5: 1.4, 9: 2.0}, {0.0: 0.95, 1.0: 0.75})

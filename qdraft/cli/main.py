@@ -24,6 +24,7 @@ from qdraft.cli.plan import plan
 from qdraft.cli.replay import replay
 from qdraft.cli.rpc_server import rpc_server
 from qdraft.cli.run import INTERRUPTED, run
+from qdraft.cli.stop import StopSignals
 from qdraft.cli.tune import tune
 from qdraft.errors import QDraftError
 from qdraft.render.console import LogToTalk, show_line
@@ -82,8 +83,21 @@ def main(args: Sequence[str] | None = None) -> None:
     log.addHandler(handler := LogToTalk())
     log.setLevel(logging.INFO)
     log.propagate = False
+    with StopSignals() as stop:
+        try:
+            status = _run(args)
+        finally:
+            log.removeHandler(handler)
+        if status == INTERRUPTED:
+            show_line("warning", "interrupted")
+            status = stop.status
+    sys.exit(status)
+
+
+def _run(args: Sequence[str] | None) -> int:
+    """Run the command and return its exit status; an error becomes lines."""
     try:
-        status = app(args, standalone_mode=False) or 0
+        status = int(app(args, standalone_mode=False) or 0)
         sys.stdout.flush()
     except QDraftError as error:
         status = _fail(error, error.hint, error.exit_code)
@@ -105,11 +119,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _drop_stdout()
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
-    finally:
-        log.removeHandler(handler)
-    if status == INTERRUPTED:
-        show_line("warning", "interrupted")
-    sys.exit(status)
+    return status
 
 
 def _command(error: typer.TyperException) -> str:

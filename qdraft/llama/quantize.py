@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
-import signal
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +12,7 @@ from typing import Any
 from qdraft.errors import EngineError, ParameterError, UsageError
 from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.llama import logs
-from qdraft.llama.child import command
+from qdraft.llama.child import run_job
 from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.paths import new_file
 
@@ -115,7 +111,7 @@ def quantize(
     """
     with new_file(path) as part:
         progress = renamed(progress, f"building {path.name}")
-        result = _run_child(source, part, _to_json(recipe), threads, progress)
+        result = _run(source, part, recipe, threads, progress)
         types = _matrix_types(part)
     size = path.stat().st_size
     bits = float(result["bits_per_weight"])
@@ -124,9 +120,7 @@ def quantize(
 
 def preview(source: Path, recipe: Recipe) -> QuantizePreview:
     """Return what ``quantize`` would give, and write nothing. Raises EngineError as it does."""
-    with tempfile.TemporaryDirectory(prefix="qdraft-") as folder:
-        path = Path(folder) / "none.gguf"
-        result = _run_child(source, path, _to_json(recipe, dry_run=True), 1, no_progress)
+    result = _run(source, None, recipe, 1, no_progress)
     return QuantizePreview(
         recipe.file_type,
         round(float(result["mib"]) * 2**20),
@@ -136,43 +130,13 @@ def preview(source: Path, recipe: Recipe) -> QuantizePreview:
     )
 
 
-def _to_json(recipe: Recipe, *, dry_run: bool = False) -> str:
-    return json.dumps({**asdict(recipe), "dry_run": dry_run}, default=str)
-
-
-def _run_child(
-    source: Path, path: Path, recipe: str, threads: int, progress: Progress
+def _run(
+    source: Path, path: Path | None, recipe: Recipe, threads: int, progress: Progress
 ) -> dict[str, Any]:
-    """Run the child, pass its progress on, and return its last line.
-
-    Raises EngineError with the child's reason if it fails.
-    """
-    child = subprocess.Popen(
-        command(__name__, str(source), str(path), str(threads), recipe),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    last: dict[str, Any] = {}
-    try:
-        for line in child.stdout:
-            last = json.loads(line)
-            if "done" in last:
-                progress(f"building {path.name}", last["done"], last["of"])
-        errors = child.stderr.read()
-        status = child.wait()
-    finally:
-        child.kill()
-        child.wait()
-        child.stdout.close()
-        child.stderr.close()
-    if status or "n_fallback" not in last:
-        reason = last.get("error") or (errors.strip().splitlines() or ["it gave no reason"])[-1]
-        raise EngineError(f"llama.cpp cannot quantize {source}: {reason}")
-    return last
+    """Return what llama.cpp reports of a quantization in a child; ``path`` None only tries."""
+    request = {"source": source, "path": path, "threads": threads, "recipe": asdict(recipe)}
+    what = f"llama.cpp cannot quantize {source}: the child process"
+    return run_job(__name__, request, progress, what=what)
 
 
 def _matrix_types(path: Path) -> dict[str, int]:
@@ -184,16 +148,17 @@ def _matrix_types(path: Path) -> dict[str, int]:
 
 
 class _LogReader:
-    """Prints a JSON line for each tensor in the log, and collects what the last line reports."""
+    """Reports each tensor in the log, and collects what the last lines say of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         self.end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
+        self._progress = progress
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Read a line of the log; this is a filter that lets no line through."""
         message = record.getMessage()
         if tensor := logs.QUANTIZED_TENSOR.search(message):
-            print(json.dumps({"done": int(tensor[1]), "of": int(tensor[2])}), flush=True)
+            self._progress("quantizing", int(tensor[1]), int(tensor[2]))
         if fallbacks := logs.FALLBACKS.search(message):
             self.end["n_fallback"] = int(fallbacks[1])
         if size := logs.QUANTIZED_SIZE.search(message):
@@ -203,29 +168,25 @@ class _LogReader:
         return False
 
 
-def main(args: list[str]) -> int:
-    """Run the child, given source, path, threads and the recipe as JSON.
-
-    It prints one JSON line for each tensor, and one at the end.
-    """
+def job(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Quantize in this process, as ``_run`` asks. Raises EngineError with llama.cpp's reason."""
     from qdraft.llama.native import lib, log, native_errors
 
-    source, path, threads = args[:3]
-    recipe = json.loads(args[3])
+    source, path, recipe = request["source"], request["path"], request["recipe"]
     llama = lib()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process on an interrupt
-    reader = _LogReader()
+    reader = _LogReader(progress)
     log.setLevel(logging.DEBUG)
     log.addFilter(reader.filter)
     params = llama.llama_model_quantize_default_params()
-    params.nthread = int(threads)
+    params.nthread = request["threads"]
     params.allow_requantize = True
-    params.dry_run = recipe["dry_run"]
+    params.dry_run = path is None
     with native_errors() as errors:
         _held = _fill(params, recipe, llama)
-        status = int(llama.llama_model_quantize(source.encode(), path.encode(), params))
-    print(json.dumps({"error": str(errors)} if status else reader.end), flush=True)
-    return status
+        status = llama.llama_model_quantize(source.encode(), (path or "none.gguf").encode(), params)
+    if status:
+        raise EngineError(f"llama.cpp cannot quantize {source}: {errors}")
+    return reader.end
 
 
 def _fill(params: Any, recipe: dict[str, Any], llama: Any) -> list[Any]:

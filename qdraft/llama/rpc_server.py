@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from qdraft.errors import EngineError, UsageError
 from qdraft.host import default_threads
 from qdraft.llama.devices import device_pointer, devices
+from qdraft.llama.interrupts import STOP_SIGNALS
 from qdraft.llama.rpc import require_rpc, rpc_function
 
 _pointer, _text, _count = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -32,7 +33,9 @@ def make_server(host: str, port: int, names: Sequence[str], n_threads: int) -> C
     pointers = (_pointer * len(chosen))(*chosen)
 
     def serve() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for the call
+        for number in STOP_SIGNALS:
+            if callable(signal.getsignal(number)):  # it would wait for the call, which never ends
+                signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()
         os.dup2(2, 1)  # ggml prints its messages to stdout
         endpoint, n = f"{host}:{port}".encode(), n_threads or default_threads()

@@ -15,6 +15,7 @@ from qdraft.gguf.facts import Facts, require_model
 from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
 from qdraft.host import default_threads
+from qdraft.llama.child import RunJob, run_job
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
@@ -25,7 +26,6 @@ from qdraft.making.make import write_held_out
 from qdraft.making.matrix import make_matrix
 from qdraft.paths import cache_dir, new_file
 from qdraft.session.store import file_facts, store_path
-from qdraft.study.child_job import RunJob, run_job
 from qdraft.study.measure_quant import ReferenceJob, RungJob
 from qdraft.study.perplexity import chunks_of
 from qdraft.study.ranking import (

@@ -1,6 +1,6 @@
 """One rung of a quantization ladder against the reference: quality, speed, worth as a draft.
 
-``job`` runs in a child process (see ``qdraft.study.child_job``).
+``job`` runs in a child process (see ``qdraft.llama.child``).
 """
 
 from __future__ import annotations
