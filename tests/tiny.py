@@ -13,8 +13,15 @@ N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD = 64, 128, 4, 2, 16
 Shapes = dict[str, tuple[int, ...]]
 
 
-def zeros(path: Path, tokens: Sequence[str], unused: Sequence[int] = (), eos: int = 1) -> Path:
-    """A llama model of zeros with a vocabulary of these tokens."""
+def zeros(
+    path: Path,
+    tokens: Sequence[str],
+    unused: Sequence[int] = (),
+    eos: int = 1,
+    *,
+    tokenizer: tuple[str, str] = ("gpt2", "gpt-2"),
+) -> Path:
+    """A llama model of zeros with a vocabulary of these tokens; ``tokenizer`` is model and pre."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -22,9 +29,11 @@ def zeros(path: Path, tokens: Sequence[str], unused: Sequence[int] = (), eos: in
     writer.add_feed_forward_length(32)
     writer.add_head_count(1)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_model(tokenizer[0])
+    writer.add_tokenizer_pre(tokenizer[1])
     writer.add_token_list(list(tokens))
+    if tokenizer[0] == "llama":
+        writer.add_token_scores([0.0] * len(tokens))
     kinds = [
         gguf.TokenType.UNUSED if i in unused else gguf.TokenType.NORMAL for i in range(len(tokens))
     ]

@@ -85,7 +85,7 @@ class LlamaModel:
             raise failures[0]
         if not self._model:
             raise _load_error(f"{path} does not load: {errors}", self.lines)
-        self.vocab = LlamaVocab(self._model)
+        self.vocab = LlamaVocab(self._model, path)
 
     @property
     def native(self) -> Any:

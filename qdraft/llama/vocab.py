@@ -5,18 +5,26 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from qdraft.errors import EngineError, PairError, UsageError
 from qdraft.llama.native import lib
+from qdraft.llama.tokenizer import (
+    is_harmless,
+    is_trustworthy,
+    tokenize_here,
+    tokenize_in_child,
+)
 
 
 class LlamaVocab:
     """The vocabulary of a loaded model. Raises EngineError once the model is closed."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, path: Path) -> None:
         self._lib = lib()
         self._model = model
+        self._path = path
         self._pointer = self._lib.llama_model_get_vocab(model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = int(self._lib.llama_vocab_bos(self._vocab))
@@ -54,16 +62,24 @@ class LlamaVocab:
             size = -n
 
     def tokenize(self, text: str) -> list[int]:
-        data = text.encode()
-        size = len(data) + 8
-        while True:
-            buffer = (self._lib.llama_token * size)()
-            n = self._lib.llama_tokenize(self._vocab, data, len(data), buffer, size, True, True)
-            if n >= 0:
-                return list(buffer[:n])
-            if n == -(2**31):
-                raise EngineError("the prompt is too long to tokenize")
-            size = -n
+        """Return the tokens of a text, and of the special tokens whose names it holds.
+
+        Raises UsageError for a text that llama.cpp does not survive.
+        """
+        vocab = self._vocab
+        if self._is_trustworthy and is_harmless(text):
+            return tokenize_here(vocab, text)
+        return tokenize_in_child(self._path, text)
+
+    @cached_property
+    def _is_trustworthy(self) -> bool:
+        return is_trustworthy(self._vocab, self._pre_tokenizer())
+
+    def _pre_tokenizer(self) -> str:
+        buffer = ctypes.create_string_buffer(64)
+        key = b"tokenizer.ggml.pre"
+        self._lib.llama_model_meta_val_str(self._open(self._model), key, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
 
     def texts(self) -> list[bytes]:
         """Return the raw text of every token, by id."""
