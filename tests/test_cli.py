@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import jsonschema
@@ -18,10 +19,11 @@ import tiny
 from invoke import one_error, qdraft, qdraft_process, schema
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams
+from qdraft.cli.escapes import process_escapes
 from qdraft.cli.options.devices import parse_gpu_layers, parse_tensor_split
 from qdraft.cli.options.output import RunOutputOptions
 from qdraft.cli.options.sampling import parse_logit_bias
-from qdraft.cli.options.text import read_prompt
+from qdraft.cli.options.text import TextOptions, read_prompt
 from qdraft.cli.run import show_text
 from qdraft.decoding.records import Chunk
 from qdraft.errors import UsageError
@@ -158,6 +160,109 @@ def test_the_prompt_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_prompt("a\udcff", None)  # a byte of the command line that is no text
     with pytest.raises(UsageError, match="cannot be the name"):
         read_prompt(None, "a\0b")
+
+
+class TestStandardInput:
+    """Text on it goes before the prompt, as with ollama and llm; it was dropped without a word.
+
+    https://github.com/simonw/llm/issues/153
+    """
+
+    @pytest.fixture
+    def descriptor(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+        """Makes a descriptor standard input; it is closed at the end."""
+        with ExitStack() as stack:
+
+            def use(descriptor: int) -> None:
+                stream = stack.enter_context(os.fdopen(descriptor, encoding="utf-8"))
+                monkeypatch.setattr("sys.stdin", stream)
+
+            yield use
+
+    def test_a_file_or_a_pipe_with_data_is_joined(
+        self, tmp_path: Path, descriptor: Callable[[int], None]
+    ) -> None:
+        report = tmp_path / "report.txt"
+        report.write_text("The word is walrus.\n")
+        for prompt, file in (("Which?", None), (None, str(tmp_path / "p.txt")), ("Which?", "-")):
+            (tmp_path / "p.txt").write_text("Which?\n")
+            descriptor(os.open(report, os.O_RDONLY))
+            assert read_prompt(prompt, file) == "The word is walrus.\n\nWhich?"
+            read_end, write_end = os.pipe()
+            os.write(write_end, report.read_bytes())
+            os.close(write_end)
+            descriptor(read_end)
+            assert read_prompt(prompt, file) == "The word is walrus.\n\nWhich?"
+
+    def test_an_open_pipe_without_a_writer_is_left_alone(
+        self,
+        descriptor: Callable[[int], None],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Under cron, CI and ssh; a read would never return."""
+        monkeypatch.setattr("qdraft.cli.standard_input.PATIENCE_S", 0)
+        read_end, write_end = os.pipe()
+        descriptor(read_end)
+        assert read_prompt("Which?", None) == "Which?"
+        assert "standard input is an open pipe without data, and is not read" in caplog.text
+        os.close(write_end)
+        caplog.clear()
+        assert read_prompt("Which?", None) == "Which?"
+        assert not caplog.text
+
+    def test_a_device_is_not_read(self, descriptor: Callable[[int], None]) -> None:
+        descriptor(os.open("/dev/zero", os.O_RDONLY))
+        assert read_prompt("Which?", None) == "Which?"
+
+    @pytest.mark.parametrize("stream", [None, "closed"])
+    def test_there_may_be_none(self, monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+        closed = io.TextIOWrapper(io.BytesIO())
+        closed.close()
+        monkeypatch.setattr("sys.stdin", stream and closed)
+        assert read_prompt("Which?", None) == "Which?"
+
+
+class TestEscapes:
+    r"""Those that llama.cpp processes, in --prompt and --stop; ``--stop '\n'`` never stopped.
+
+    https://github.com/ggml-org/llama.cpp/issues/1362
+    """
+
+    @pytest.mark.parametrize(
+        ("text", "meaning"),
+        [
+            (r"a\nb\r\t\'\"\\", "a\nb\r\t'\"\\"),
+            (r"\x41\xc3\xa9\x4g\x4", r"Aé\x4g\x4"),
+            (r"\q \d+ \0 \u00e9", r"\q \d+ \0 \u00e9"),
+            ("\\", "\\"),
+            (r"\\n", r"\n"),
+            ("日本", "日本"),
+        ],
+    )
+    def test_escapes_are_those_of_llama_cpp(self, text: str, meaning: str) -> None:
+        assert process_escapes(text, "--prompt") == meaning
+        assert process_escapes(text, "--prompt", literally=True) == text
+
+    def test_bytes_that_are_no_text_are_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"^--stop is not UTF-8 text, because of its escapes$"):
+            process_escapes(r"\xff", "--stop")
+        for literally in (True, False):  # a byte of the command line as Python stores it
+            with pytest.raises(UsageError, match=r"^--stop is not Unicode text: character 1$"):
+                process_escapes("\udcff", "--stop", literally=literally)
+
+    def test_prompt_and_stop_strings_have_them_and_files_do_not(self, tmp_path: Path) -> None:
+        file = tmp_path / "code.py"
+        file.write_text(r"print('a\nb')")
+        given = {"prompt": r"a\nb", "stop": [r"\n", "x"], "system": r"a\nb"}
+        options = TextOptions(**given)
+        assert options.read_prompt() == "a\nb"
+        assert options.stops() == ("\n", "x")
+        assert options.system_message() == r"a\nb"
+        options = TextOptions(**given, no_escape=True)
+        assert options.read_prompt() == r"a\nb"
+        assert options.stops() == (r"\n", "x")
+        assert TextOptions(file=str(file)).read_prompt() == r"print('a\nb')"
 
 
 def test_help_and_version() -> None:

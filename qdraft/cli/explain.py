@@ -12,7 +12,7 @@ from qdraft.cli.options.group import Group, Only, option, takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.study import CostOptions, parse_costs
-from qdraft.cli.options.text import read_prompt
+from qdraft.cli.options.text import read_named
 from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
 from qdraft.render import explain as render
@@ -54,7 +54,7 @@ class FigureOptions(CostOptions):
         """Return the figures by their names in ``Figures``. Raises UsageError."""
         known: dict[str, Any] = {"alpha": {}, "v": {}}
         if self.bench:
-            known = read_bench(read_prompt(None, str(self.bench)), self.bench)
+            known = read_bench(read_named(str(self.bench)), self.bench)
         if self.alpha:
             known["alpha"] = _parse_alphas(self.alpha)
         if self.c is not None:

@@ -40,9 +40,7 @@ def run(
     Without --model or --pair, qdraft runs the default pair of models.yaml. It builds the default
     pair in your cache on first use.
     """
-    params = drafting.params(
-        n_predict=text.n_predict, seed=sampling.seed, stop=tuple(text.stop or ())
-    )
+    params = drafting.params(n_predict=text.n_predict, seed=sampling.seed, stop=text.stops())
     sampling_params = sampling.params()
     _refuse_combinations(models, drafting, devices)
     output.set_log_levels()
@@ -55,7 +53,7 @@ def run(
         if not models.no_draft:
             params = pair.choose_drafter(params)
         generation = pair.generate(
-            prompt, sampling_params, params, system=text.system, raw=text.raw
+            prompt, sampling_params, params, system=text.system_message(), raw=text.raw
         )
         raise typer.Exit(show_text(pair, generation, output, greedy=sampling.temperature == 0))
 
