@@ -53,6 +53,10 @@ class EngineError(QDraftError):
     exit_code = 6
 
 
+class DiskSpaceError(QDraftError):
+    """A disk has too little space for what should be written to it."""
+
+
 class RollbackError(EngineError):
     """A cache cannot be cut to fewer tokens."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from qdraft.errors import ModelFileError
+from qdraft.disk import require_space, show_bytes
+from qdraft.errors import DiskSpaceError, ModelFileError
 from qdraft.gguf.identify import require_gguf
-from qdraft.paths import new_file
+from qdraft.paths import new_file, sweep
 
 
 @pytest.mark.parametrize(
@@ -101,3 +106,94 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, error: BaseException
         fail()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.glob("*.part")) == []
+
+
+PART = r"\..*\.qdraft\.part"
+
+
+class TestLeftovers:
+    """A killed process leaves its parts; the next one that writes there removes them."""
+
+    CODE = (
+        "import os, sys; from pathlib import Path; "
+        "from qdraft.paths import new_file, scratch_folder; "
+        "path = Path(sys.argv[1]); first = new_file(path); first.__enter__(); "
+        "other = new_file(path.with_name('x' * 250)); other.__enter__(); "
+        "folder = scratch_folder(path.parent); "
+        "(folder.__enter__() / 'big').write_bytes(b'half'); "
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+
+    def test_they_are_swept_when_their_process_is_gone(self, tmp_path: Path) -> None:
+        pytest.importorskip("fcntl", reason="needs file locks")
+        foreign = tmp_path / ".out.gguf.abc.part"
+        foreign.write_bytes(b"of another program")
+        out = tmp_path / "out.gguf"
+        writer = subprocess.Popen(
+            [sys.executable, "-c", self.CODE, str(out)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert writer.stdin
+        assert writer.stdout
+        with writer.stdin, writer.stdout:
+            assert writer.stdout.readline() == b"ready\n"
+            with new_file(out) as part:
+                part.write_bytes(b"mine")
+                left = set(tmp_path.iterdir()) - {foreign, part}
+                assert len(left) == 3  # it runs, so its parts stay
+                assert all(re.fullmatch(PART, path.name) for path in left)
+            writer.kill()
+            writer.wait()
+        assert left < set(tmp_path.iterdir())
+        with new_file(tmp_path / "another") as part:
+            part.write_bytes(b"x")
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {foreign.name, "out.gguf", "another"}
+
+    def test_those_in_folders_below(self, tmp_path: Path) -> None:
+        pytest.importorskip("fcntl", reason="needs file locks")
+        (tmp_path / "ladder").mkdir()
+        part = tmp_path / "ladder" / ".a.gguf.01234567.qdraft.part"
+        part.write_bytes(b"half")
+        sweep(tmp_path)
+        assert part.exists()
+        sweep(tmp_path, below=True)
+        assert not part.exists()
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*args: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    path = tmp_path / "out"
+    for _ in range(2):
+        with new_file(path, overwrite=False) as part:
+            part.write_bytes(b"first")
+        with pytest.raises(FileExistsError), new_file(path, overwrite=False) as part:
+            part.write_bytes(b"second")
+        assert path.read_bytes() == b"first"
+        assert list(tmp_path.iterdir()) == [path]
+        path.unlink()
+        monkeypatch.setattr(os, "link", no_links)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """Python's error of a write does not say where."""
+    path = tmp_path / "out.bin"
+    with pytest.raises(OSError, match=r"No space left on device: .*out.bin"), new_file(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_write_needs_is_compared_with_what_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there" / "yet"
+    require_space(folder, 1, "a file", "a hint")
+    with pytest.raises(DiskSpaceError) as raised:
+        require_space(folder, 10**18, "the file", "write less")
+    words = rf"the file needs 1000000000.0 GB in {re.escape(str(folder))}, but [\d.]+ [MG]B is free"
+    assert re.fullmatch(words, str(raised.value))
+    assert (raised.value.hint, raised.value.exit_code) == ("write less", 1)
+    assert (show_bytes(14_200_000_000), show_bytes(600_000_000)) == ("14.2 GB", "600 MB")

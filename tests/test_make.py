@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
@@ -23,14 +23,18 @@ from qdraft import EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.cli.make import parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
 from qdraft.errors import UsageError
+from qdraft.gguf.facts import read_facts
+from qdraft.llama.progress import no_progress
 from qdraft.llama.quantize import Recipe, preview, quantize
+from qdraft.making import job as job_module
 from qdraft.making.calibration import write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
-from qdraft.making.job import path_beside
+from qdraft.making.job import DraftJob, path_beside
 from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.making.try_recipes import TriedRecipe, list_recipes
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
+from qdraft.paths import new_file
 from qdraft.testing import FakeKvCopy, FakeSequence
 
 
@@ -321,6 +325,48 @@ class TestCommand:
         assert "the target itself" in done.stderr
         assert source_file.stat() == before
 
+    def test_no_part_of_the_target_is_overwritten(self, tmp_path: Path) -> None:
+        """Nor an importance matrix that is still needed."""
+        source = tiny.windowed(tmp_path / "big.gguf")
+        parts = tuple(tmp_path / f"big-0000{i}-of-00002.gguf" for i in (1, 2))
+        for part in parts:
+            part.write_bytes(b"weights")
+        matrix = tmp_path / "matrix.gguf"
+        matrix.write_bytes(b"sums")
+        facts = replace(read_facts(source), path=parts[0], parts=parts)
+        link = tmp_path / "link.gguf"
+        link.symlink_to(parts[1])
+        for out, message in (
+            (parts[0], "is the target itself, or a part of it"),
+            (parts[1], "is the target itself, or a part of it"),
+            (link, "is the target itself, or a part of it"),
+            (matrix, "is the importance matrix"),
+        ):
+            job = DraftJob(facts, out, None, None, 1, True, 0)
+            with pytest.raises(UsageError, match=message):
+                job.check([Recipe("Q2_K", matrix)])
+        job = DraftJob(facts, tmp_path / "big-00001-of-00002.imatrix.gguf", None, None, 1, True, 0)
+        with pytest.raises(UsageError, match="is the importance matrix"):
+            job.check([Recipe("Q2_K")])
+
+    def test_a_draft_that_appears_meanwhile_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = tiny.windowed(tmp_path / "big.gguf")
+        out = tmp_path / "out.gguf"
+
+        def make(*args: object, overwrite: bool, **kwargs: object) -> None:
+            with new_file(out, overwrite=overwrite) as part:
+                part.write_bytes(b"mine")
+                out.write_bytes(b"another's")
+
+        monkeypatch.setattr(job_module, "make_draft", make)
+        job = DraftJob(read_facts(source), out, None, None, 1, False, 0)
+        job.check([Recipe("Q8_0")])
+        with pytest.raises(UsageError, match=r"out.gguf already exists"):
+            job.make(Recipe("Q8_0"), no_progress)
+        assert out.read_bytes() == b"another's"
+
     def test_options_that_do_not_go_together(self, target: Path, tmp_path: Path) -> None:
         text = tmp_path / "text.txt"
         text.write_text("short")
@@ -376,6 +422,8 @@ class TestCommand:
             capture_output=True,
             text=True,
         )
-        assert done.returncode in (1, 6), done.stderr
-        assert "error:" in done.stderr
-        assert sorted(p.name for p in target.parent.glob("*.gguf*")) == [target.name]
+        assert done.returncode == 1, done.stderr
+        lines = done.stderr.splitlines()[-2:]
+        assert lines[0].startswith("error: the quantized file cannot be written to")
+        assert lines[1].startswith("hint: the disk is full, or a limit is reached")
+        assert [path.name for path in target.parent.iterdir()] == [target.name]

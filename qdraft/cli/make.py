@@ -150,14 +150,14 @@ class RecipeOptions(MatrixOptions):
         """Return a recipe for each type. Raises UsageError."""
         return [
             Recipe(
-                file_type.upper(),
+                file_type,
                 self.matrix,
                 parse_tensor_types(self.tensor_type),
                 self.output_tensor_type and self.output_tensor_type.lower(),
                 self.token_embedding_type and self.token_embedding_type.lower(),
                 parse_layers(self.prune_layers),
             )
-            for file_type in dict.fromkeys(self.types or [DEFAULT_TYPE])
+            for file_type in dict.fromkeys(map(str.upper, self.types or [DEFAULT_TYPE]))
         ]
 
 

@@ -49,11 +49,11 @@ class ImportanceMatrix:
         means = np.where(counts, self.sums[name] / np.maximum(counts, 1), 1.0)
         return means.astype(np.float32).ravel()
 
-    def save(self, path: Path) -> None:
-        """Write llama.cpp's GGUF form, complete or not at all."""
+    def save(self, path: Path, *, overwrite: bool = True) -> None:
+        """Write llama.cpp's GGUF form, complete or not at all; see ``new_file``."""
         from gguf import GGUFWriter
 
-        with new_file(path) as part:
+        with new_file(path, overwrite=overwrite) as part:
             writer = GGUFWriter(part, "")
             writer.add_type("imatrix")
             writer.add_array("imatrix.datasets", list(self.datasets) or ["unknown"])

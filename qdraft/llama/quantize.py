@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qdraft.errors import EngineError, ParameterError, UsageError
+from qdraft.disk import require_space
+from qdraft.errors import DiskSpaceError, EngineError, ParameterError, UsageError
 from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.llama import logs
 from qdraft.llama.child import run_job
@@ -102,15 +103,22 @@ def tensor_types() -> dict[str, int]:
 
 
 def quantize(
-    source: Path, path: Path, recipe: Recipe, *, threads: int, progress: Progress = no_progress
+    source: Path,
+    path: Path,
+    recipe: Recipe,
+    *,
+    threads: int,
+    progress: Progress = no_progress,
+    overwrite: bool = True,
 ) -> Quantized:
     """Write ``source`` to ``path`` by ``recipe``, under a temporary name until it is complete.
 
     ``progress`` gets the number of tensors that are done, and that of all. Raises EngineError if
-    llama.cpp fails; ``path`` then stays as it was.
+    llama.cpp fails, DiskSpaceError if the result does not fit the disk, and FileExistsError if
+    ``overwrite`` is False and ``path`` exists at the end; ``path`` then stays as it was.
     """
-    with new_file(path) as part:
-        progress = renamed(progress, f"building {path.name}")
+    progress = renamed(progress, f"building {path.name}")
+    with new_file(path, overwrite=overwrite) as part:
         result = _run(source, part, recipe, threads, progress)
         types = _matrix_types(part)
     size = path.stat().st_size
@@ -123,7 +131,7 @@ def preview(source: Path, recipe: Recipe) -> QuantizePreview:
     result = _run(source, None, recipe, 1, no_progress)
     return QuantizePreview(
         recipe.file_type,
-        round(float(result["mib"]) * 2**20),
+        int(result["n_bytes"]),
         float(result["bits_per_weight"]),
         int(result["n_fallback"]),
         bool(result["needs_matrix"]),
@@ -150,43 +158,65 @@ def _matrix_types(path: Path) -> dict[str, int]:
 class _LogReader:
     """Reports each tensor in the log, and collects what the last lines say of all."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self) -> None:
         self.end: dict[str, Any] = {"n_fallback": 0, "needs_matrix": False}
-        self._progress = progress
+        self.progress: Progress = no_progress
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Read a line of the log; this is a filter that lets no line through."""
         message = record.getMessage()
         if tensor := logs.QUANTIZED_TENSOR.search(message):
-            self._progress("quantizing", int(tensor[1]), int(tensor[2]))
+            self.progress("quantizing", int(tensor[1]), int(tensor[2]))
         if fallbacks := logs.FALLBACKS.search(message):
             self.end["n_fallback"] = int(fallbacks[1])
         if size := logs.QUANTIZED_SIZE.search(message):
-            self.end["mib"], self.end["bits_per_weight"] = size[1], size[2]
+            self.end["n_bytes"] = round(float(size[1]) * 2**20)
+            self.end["bits_per_weight"] = size[2]
         if logs.NEEDS_MATRIX.search(message):
             self.end["needs_matrix"] = True
         return False
 
 
 def job(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Quantize in this process, as ``_run`` asks. Raises EngineError with llama.cpp's reason."""
-    from qdraft.llama.native import lib, log, native_errors
+    """Quantize in this process, as ``_run`` asks; a trial that writes nothing comes first.
 
-    source, path, recipe = request["source"], request["path"], request["recipe"]
+    Raises EngineError with llama.cpp's reason, and DiskSpaceError.
+    """
+    from qdraft.llama.native import lib, log
+
+    source, path = request["source"], request["path"]
     llama = lib()
-    reader = _LogReader(progress)
+    reader = _LogReader()
     log.setLevel(logging.DEBUG)
     log.addFilter(reader.filter)
     params = llama.llama_model_quantize_default_params()
     params.nthread = request["threads"]
     params.allow_requantize = True
-    params.dry_run = path is None
+    params.dry_run = True
+    _held = _fill(params, request["recipe"], llama)
+    _quantize(source, path or "none.gguf", params)
+    if path:
+        folder = Path(path).parent
+        hint = "free some space, or choose another folder"
+        require_space(folder, reader.end["n_bytes"], "the quantized file", hint)
+        params.dry_run = False
+        reader.progress = progress
+        _quantize(source, path, params)
+    return reader.end
+
+
+def _quantize(source: str, path: str, params: Any) -> None:
+    from qdraft.llama.native import lib, native_errors
+
     with native_errors() as errors:
-        _held = _fill(params, recipe, llama)
-        status = llama.llama_model_quantize(source.encode(), (path or "none.gguf").encode(), params)
+        status = lib().llama_model_quantize(source.encode(), path.encode(), params)
+    if status and "iostream" in str(errors):  # how C++ says that it cannot write
+        raise DiskSpaceError(
+            f"the quantized file cannot be written to {Path(path).parent}",
+            hint="the disk is full, or a limit is reached: choose another folder",
+        )
     if status:
         raise EngineError(f"llama.cpp cannot quantize {source}: {errors}")
-    return reader.end
 
 
 def _fill(params: Any, recipe: dict[str, Any], llama: Any) -> list[Any]:

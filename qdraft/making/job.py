@@ -58,6 +58,11 @@ class DraftJob:
     def folder(self) -> Path:
         return self.out.parent if self.out else self.target.parent
 
+    @property
+    def matrix_path(self) -> Path:
+        """The file that a collected importance matrix is written to."""
+        return self.folder / path_beside(self.target, "imatrix").name
+
     def path_of(self, recipe: Recipe) -> Path:
         """The file that ``recipe`` is written to."""
         return self.out or path_beside(self.target, recipe.file_type)
@@ -71,10 +76,17 @@ class DraftJob:
                 f"{self.folder} is not writable", hint="choose another folder with --out"
             )
         known = registry.load(self.models_file, new=True).entries
-        for path in map(self.path_of, recipes):
+        for recipe in recipes:
+            path = self.path_of(recipe)
             if path.is_dir():
                 raise UsageError(f"{path} is a folder", hint="name a file with --out")
             self.require_free(path)
+            matrix = recipe.imatrix or self.matrix_path
+            if path == matrix or (path.exists() and matrix.exists() and path.samefile(matrix)):
+                raise UsageError(
+                    f"{path} is the importance matrix and would be overwritten",
+                    hint="choose another file with --out",
+                )
             entry = known.get(self.name or path.stem)
             if entry and not self.force and entry.draft != str(path.absolute()):
                 raise UsageError(
@@ -86,9 +98,9 @@ class DraftJob:
         """Raise UsageError if writing ``path`` would overwrite something that should stay."""
         if not path.exists():
             return
-        if path.samefile(self.target):
+        if any(path.samefile(part) for part in self.facts.parts):
             raise UsageError(
-                f"{path} is the target itself and would be overwritten",
+                f"{path} is the target itself, or a part of it, and would be overwritten",
                 hint="choose another file with --out",
             )
         if not self.force:
@@ -103,16 +115,21 @@ class DraftJob:
         ``text`` None takes the built-in calibration text; the target writes about ``n_written``
         tokens more, ``N_WRITTEN`` if that is None. Raises what ``make_matrix`` raises.
         """
-        path = self.folder / path_beside(self.target, "imatrix").name
+        path = self.matrix_path
         self.require_free(path, is_matrix=True)
-        return make_matrix(
-            self.target,
-            path,
-            EngineParams(n_ctx=N_CTX, n_threads=self.threads),
-            text=text,
-            n_written=N_WRITTEN if n_written is None else n_written,
-            progress=progress,
-        )
+        try:
+            return make_matrix(
+                self.target,
+                path,
+                EngineParams(n_ctx=N_CTX, n_threads=self.threads),
+                text=text,
+                n_written=N_WRITTEN if n_written is None else n_written,
+                progress=progress,
+                overwrite=self.force,
+            )
+        except FileExistsError:  # it has appeared meanwhile
+            self.require_free(path, is_matrix=True)
+            raise
 
     def search(
         self, candidates: list[Recipe] | None, matrix: Path | None, progress: Progress
@@ -137,14 +154,19 @@ class DraftJob:
     def make(self, recipe: Recipe, progress: Progress) -> NamedDraft:
         """Make and measure one draft, and name the pair in models.yaml."""
         path = self.path_of(recipe)
-        made = make_draft(
-            self.target,
-            path,
-            recipe,
-            threads=self.threads,
-            n_measured=self.n_measured,
-            progress=progress,
-        )
+        try:
+            made = make_draft(
+                self.target,
+                path,
+                recipe,
+                threads=self.threads,
+                n_measured=self.n_measured,
+                progress=progress,
+                overwrite=self.force,
+            )
+        except FileExistsError:  # it has appeared meanwhile
+            self.require_free(path)
+            raise
         name = self.name or path.stem
         models_file = editing.add(
             name,

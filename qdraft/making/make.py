@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from qdraft.llama.spec import PairSpec
 from qdraft.making.calibration import write_texts
 from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.making.try_recipes import TriedRecipe, list_recipes, try_recipes
+from qdraft.paths import scratch_folder
 from qdraft.session.opening import open_spec
 
 # Held out: the calibration text has none of these prompts.
@@ -55,7 +55,7 @@ class Made:
     plain: Quality | None
 
 
-def make_draft(
+def make_draft(  # noqa: PLR0913 (what is made of what, and how it is judged)
     target: Path,
     path: Path,
     recipe: Recipe,
@@ -63,20 +63,25 @@ def make_draft(
     threads: int = 0,
     n_measured: int = 180,
     progress: Progress = no_progress,
+    overwrite: bool = True,
 ) -> Made:
     """Quantize ``target`` to ``path`` by ``recipe``, load both as a pair, and compare them.
 
     ``n_measured`` is the number of tokens of held-out text to compare over; 0 compares nothing.
-    Raises UsageError if ``path`` is the target, PairError if the result is not a draft of it, and
-    what ``quantize`` raises.
+    ``overwrite`` False keeps a file that appears at ``path`` meanwhile. Raises UsageError if
+    ``path`` is the target or a part of it, PairError if the result is not a draft of it, and what
+    ``quantize`` raises.
     """
-    target = require_model(target).path
-    if path.exists() and path.samefile(target):
+    facts = require_model(target)
+    target = facts.path
+    if path.exists() and any(path.samefile(part) for part in facts.parts):
         raise UsageError(f"{path} is the target itself and would be overwritten")
     if recipe.imatrix:
         imatrix.load(recipe.imatrix)  # raises for a damaged matrix before anything is written
     n_threads = threads or default_threads()
-    draft = _build(target, path, recipe, n_threads, progress)
+    draft = quantize(
+        target, path, recipe, threads=n_threads, progress=progress, overwrite=overwrite
+    )
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     if not n_measured:
         with open_spec(
@@ -88,9 +93,9 @@ def make_draft(
     bare = replace(recipe, imatrix=None)
     if not recipe.imatrix or preview(target, bare).needs_matrix:
         return Made(draft, recipe.imatrix, quality, None)
-    with tempfile.TemporaryDirectory(prefix="qdraft-", dir=path.parent) as folder:
-        other = Path(folder) / f"plain-{path.name}"
-        _build(target, other, bare, n_threads, progress)
+    with scratch_folder(path.parent) as folder:
+        other = folder / f"plain-{path.stem}"  # not .gguf: no scan should list it
+        quantize(target, other, bare, threads=n_threads, progress=progress)
         plain = measure_quality(target, other, params, texts, progress)
     return Made(draft, recipe.imatrix, quality, plain)
 
@@ -111,13 +116,13 @@ def search_draft(
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     candidates = candidates or list_recipes(matrix, read_facts(target).n_layers)
     texts = write_held_out(target, params, _N_SEARCHED, progress)
-    with tempfile.TemporaryDirectory(prefix="qdraft-", dir=folder or target.parent) as temporary:
+    with scratch_folder(folder or target.parent) as temporary:
         return try_recipes(
             target,
             candidates,
             texts,
             params,
-            folder=Path(temporary),
+            folder=temporary,
             progress=progress,
         )
 
@@ -151,9 +156,3 @@ def write_held_out(
     with open_spec(PairSpec.of(target, None, params)) as pair:
         step = renamed(progress, "writing held-out text")
         return write_texts(pair, _PROMPTS, n_tokens, plain, step)
-
-
-def _build(
-    target: Path, path: Path, recipe: Recipe, n_threads: int, progress: Progress
-) -> Quantized:
-    return quantize(target, path, recipe, threads=n_threads, progress=progress)

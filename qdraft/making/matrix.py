@@ -14,7 +14,7 @@ from qdraft.making.calibration import PROMPTS, built_in_text, to_chunks, write_t
 from qdraft.session.opening import fit, open_spec
 
 
-def make_matrix(
+def make_matrix(  # noqa: PLR0913 (where from, where to, and over what)
     target: Path,
     path: Path,
     params: EngineParams,
@@ -22,11 +22,13 @@ def make_matrix(
     text: str | None = None,
     n_written: int = 0,
     progress: Progress = no_progress,
+    overwrite: bool = True,
 ) -> Path:
     """Collect the importance matrix of ``target``, write it to ``path`` and return ``path``.
 
     It is collected over ``text`` (None: the built-in calibration text) and about ``n_written``
-    tokens that the target generates. Raises UsageError if that is less than one chunk.
+    tokens that the target generates. Raises UsageError if that is less than one chunk, and
+    FileExistsError if ``overwrite`` is False and ``path`` exists at the end.
     """
     written: list[list[int]] = []
     if n_written:
@@ -50,5 +52,5 @@ def make_matrix(
     matrix.datasets = ("built in" if text is None else "a file",)
     if written:
         matrix.datasets += ("written by the target",)
-    matrix.save(path)
+    matrix.save(path, overwrite=overwrite)
     return path

@@ -83,7 +83,7 @@ def try_recipes(
     threads = params.n_threads or default_threads()
     for i, recipe in enumerate(candidates):
         progress("trying recipes", i, len(candidates))
-        path = folder / f"try-{i}.gguf"
+        path = folder / f"try-{i}"  # not .gguf: no scan should list it
         try:
             n_bytes = quantize(target, path, recipe, threads=threads).n_bytes
             with open_spec(PairSpec.of(target, path, params, keep_draft=True)) as pair:
