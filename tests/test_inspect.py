@@ -16,7 +16,7 @@ import tiny
 from invoke import qdraft, schema
 
 from qdraft.errors import ModelFileError
-from qdraft.gguf.facts import parts_of, read_facts
+from qdraft.gguf.facts import read_facts
 from qdraft.gguf.header import LongArray, read_header
 from qdraft.gguf.pairing import compare
 from qdraft.gguf.template import template_renders
@@ -61,24 +61,9 @@ def test_facts(model: Path) -> None:
     assert not facts.recurrent
 
 
-def test_kinds_by_content(tmp_path: Path, source_file: Path) -> None:
-    assert read_facts(tiny.mamba(tmp_path / "mamba.gguf")).recurrent
+def test_experts(tmp_path: Path) -> None:
     moe = read_facts(tiny.mixture(tmp_path / "moe.gguf"))
     assert (moe.n_experts, moe.n_experts_used) == (4, 2)
-    for kind, architecture, tensor in (
-        ("projector", "clip", "mm.0.weight"),
-        ("embedding", "bert", "token_embd.weight"),
-        ("adapter", "llama", "blk.0.attn_q.weight.lora_a"),
-        ("imatrix", "", "blk.0.attn_q.weight.in_sum2"),
-    ):
-        path = tmp_path / f"{kind}.gguf"
-        writer = gguf.GGUFWriter(path, architecture)
-        writer.add_tensor(tensor, np.zeros((2, 32), dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        assert read_facts(path).kind == kind
 
 
 def test_q2_k_in_name_only(smollm2: tuple[Path, Path]) -> None:
@@ -150,21 +135,6 @@ class TestDamage:
         assert refused > 100
         assert peak < 64e6
 
-    def test_split_files(self, model: Path, tmp_path: Path) -> None:
-        """Part 1 is read whichever part is named, and the error lists the parts that are missing.
-
-        https://github.com/ggml-org/llama.cpp/issues/9613
-        https://github.com/ggml-org/llama.cpp/issues/15164
-        """
-        parts = [tmp_path / f"big-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
-        for part in (parts[0], parts[2]):
-            part.write_bytes(model.read_bytes())
-        with pytest.raises(ModelFileError, match=r"one of 3 parts, of which big-00002-of-00003"):
-            parts_of(parts[2])
-        parts[1].write_bytes(model.read_bytes())
-        assert parts_of(parts[2]) == parts
-        assert parts_of(model) == [model]
-
 
 @pytest.mark.real
 class TestPairing:
@@ -211,7 +181,7 @@ class TestPairing:
         assert {"architecture", "experts"} <= {d.what for d in pairing.differences}
         pairing = compare(read_facts(model), read_facts(source_file))
         assert pairing.relation == "incompatible"
-        assert "tokens" in {d.what for d in pairing.differences}
+        assert any(d.what.startswith("token ") for d in pairing.differences)
 
     def test_the_command(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         done = qdraft("inspect", *map(str, smollm2), "--json")

@@ -94,13 +94,16 @@ def test_pairs_of_one_model_are_ranked(ladder: dict[str, Path], tmp_path: Path) 
     assert pairs[0].expected > pairs[-1].expected
 
 
-def test_split_parts_are_one_model(ladder: dict[str, Path], tmp_path: Path) -> None:
-    for i in (1, 2):
-        part = tmp_path / f"big-{i:05}-of-00002.gguf"
-        part.write_bytes(ladder["F16"].read_bytes())
+def test_split_parts_are_one_model(tmp_path: Path) -> None:
+    parts = [tiny.part(tmp_path / f"big-{i:05}-of-00003.gguf", i - 1, 3) for i in (1, 2, 3)]
+    lone = tiny.part(tmp_path / "lone.gguf", 0, 3)
+    for path in (*parts, lone):
+        with path.open("rb+") as file:
+            file.truncate(2 << 20)  # smaller files are left out
     models, wrong = read_all(gguf_files([tmp_path]))
-    assert [len(m.parts) for m in models] == [2]
-    assert not wrong
+    assert [m.parts for m in models] == [tuple(parts)]
+    assert len(wrong) == 1
+    assert "lone.gguf is part 1 of 3 by its header" in wrong[0]
 
 
 class TestCommands:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -18,6 +19,7 @@ def zeros(
     tokens: Sequence[str],
     unused: Sequence[int] = (),
     eos: int = 1,
+    control: Sequence[int] = (),
     *,
     tokenizer: tuple[str, str] = ("gpt2", "gpt-2"),
 ) -> Path:
@@ -34,9 +36,11 @@ def zeros(
     writer.add_token_list(list(tokens))
     if tokenizer[0] == "llama":
         writer.add_token_scores([0.0] * len(tokens))
-    kinds = [
-        gguf.TokenType.UNUSED if i in unused else gguf.TokenType.NORMAL for i in range(len(tokens))
-    ]
+    kinds = [gguf.TokenType.NORMAL for _ in tokens]
+    for i in unused:
+        kinds[i] = gguf.TokenType.UNUSED
+    for i in control:
+        kinds[i] = gguf.TokenType.CONTROL
     writer.add_token_types(kinds)
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
@@ -53,6 +57,45 @@ def zeros(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+LLAMA_TENSORS = ("token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight")
+
+
+def header(
+    path: Path,
+    architecture: str = "llama",
+    keys: Mapping[str, object] = MappingProxyType({}),
+    tensors: Sequence[str] = LLAMA_TENSORS,
+    tokens: Sequence[str] | None = TOKENS,
+) -> Path:
+    """A file with this header, whose weights make no model; ``tokens`` None: no tokenizer."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if tokens is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(list(tokens))
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in keys.items():
+        add[type(value)](key, value)  # type: ignore[operator]
+    for name in tensors:
+        writer.add_tensor(name, np.zeros((2, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def part(path: Path, no: int, n: int, n_tensors: int = 3) -> Path:
+    """Part ``no``, counted from 0, of a model of ``n_tensors`` tensors; up to 3 parts have one."""
+    split = {"split.no": no, "split.count": n, "split.tensors.count": n_tensors}
+    return header(path, keys=split, tensors=LLAMA_TENSORS[no : no + 1])
 
 
 def mamba(path: Path) -> Path:

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdraft.errors import ModelFileError
-from qdraft.gguf.header import Header, LongArray, Value, read_header
+from qdraft.errors import ModelFileError, PairError
+from qdraft.gguf.header import TOKENS, Header, LongArray, Tensor, Value
+from qdraft.gguf.kind import file_kind
+from qdraft.gguf.parts import read_parts
 
-_SPLIT = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<n>\d{5})\.gguf$")
-_RECURRENT = frozenset(
-    [
-        "mamba",
-        "mamba2",
-        "rwkv6",
-        "rwkv7",
-        "rwkv6qwen2",
-        "arwkv7",
-        "falcon-h1",
-        "jamba",
-        "granitehybrid",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "plamo2",
-        "lfm2",
-        "lfm2moe",
-        "qwen3next",
-        "qwen35",
-        "qwen35moe",
-        "kimi-linear",
-    ]
-)
-_RECURRENT_KEYS = ("ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
-_EMBEDDING = frozenset(
-    [
-        "bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "t5encoder",
-        "gemma-embedding",
-        "neo-bert",
-        "modern-bert",
-        "eurobert",
-    ]
-)
-KINDS = {
-    "embedding": "an embedding model",
-    "projector": "a projector for images or sound (mmproj)",
-    "adapter": "a LoRA adapter",
-    "imatrix": "an importance matrix",
-}
-_TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4)")
+_TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4|NVFP4)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +21,8 @@ class Facts:
     """The facts of one model, all of its parts together; None if the file does not say."""
 
     path: Path
-    kind: str  # model, embedding, projector, adapter, imatrix
+    kind: str  # the name of its FileKind
+    refusal: str  # why it can be neither target nor draft, after its name; empty if it can
     name: str
     architecture: str
     n_parameters: int
@@ -79,6 +38,7 @@ class Facts:
     n_experts_used: int | None
     recurrent: bool
     vocabulary: str
+    pre_tokenizer: str
     n_vocab: int | None
     tokens_sha256: str
     special: dict[str, int]
@@ -97,8 +57,12 @@ def read_facts(path: Path) -> Facts:
 
     Raises ModelFileError if a file is damaged or a part is missing.
     """
-    headers = [read_header(part) for part in parts_of(path)]
+    return _facts(read_parts(path))
+
+
+def _facts(headers: Sequence[Header]) -> Facts:
     head = headers[0]
+    kind = file_kind(headers)
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = head.text("general.architecture")
 
@@ -112,13 +76,14 @@ def read_facts(path: Path) -> Facts:
     types = dict(sorted(types.items(), key=lambda item: -item[1][1]))
     n_parameters = sum(tensor.n_elements for tensor in tensors)
     n_weight_bytes = sum(size for _, size in types.values())
-    tokens = head.metadata.get("tokenizer.ggml.tokens")
-    matrices = Counter(tensor.type for tensor in tensors if len(tensor.shape) > 1)
+    tokens = head.metadata.get(TOKENS)
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     file_type = _file_type(head)
     add_bos = head.metadata.get("tokenizer.ggml.add_bos_token")
     return Facts(
         path=headers[0].path,
-        kind=_kind(head, architecture),
+        kind=kind.name,
+        refusal=kind.refusal,
         name=head.text("general.name"),
         architecture=architecture,
         n_parameters=n_parameters,
@@ -132,20 +97,20 @@ def read_facts(path: Path) -> Facts:
         sliding_window=number("attention.sliding_window"),
         n_experts=number("expert_count"),
         n_experts_used=number("expert_used_count"),
-        recurrent=architecture in _RECURRENT
-        or any(f"{architecture}.{key}" in head.metadata for key in _RECURRENT_KEYS),
+        recurrent=kind.recurrent,
         vocabulary=head.text("tokenizer.ggml.model"),
+        pre_tokenizer=head.text("tokenizer.ggml.pre"),
         n_vocab=_length(tokens) or number("vocab_size"),
-        tokens_sha256=tokens.sha256 if isinstance(tokens, LongArray) else repr(tokens or ""),
+        tokens_sha256=tokens.sha256 if isinstance(tokens, LongArray) else "",
         special={
             key.removeprefix("tokenizer.ggml.").removesuffix("_token_id"): value
             for key, value in head.metadata.items()
-            if key.endswith("_token_id") and isinstance(value, int)
+            if key.endswith("_token_id") and type(value) is int
         },
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         chat_template=head.text("tokenizer.chat_template"),
         rope={
-            key.removeprefix(f"{architecture}."): _finite(value)
+            key.removeprefix(f"{architecture}."): value
             for key, value in head.metadata.items()
             if key.startswith(f"{architecture}.rope.")
         },
@@ -161,42 +126,32 @@ def require_model(path: Path) -> Facts:
     """Read the facts of a language model.
 
     Their ``path`` is the file that llama.cpp loads: of a split model, the first part. Raises
-    ModelFileError if the file is damaged or not a language model.
+    ModelFileError if the file is damaged or not a language model that llama.cpp loads.
     """
-    facts = read_facts(path)
-    if facts.kind != "model":
-        raise ModelFileError(f"{path} is {KINDS[facts.kind]}, not a language model")
-    return facts
+    return _facts(require_model_parts(path))
 
 
-def parts_of(path: Path) -> list[Path]:
-    """Return all parts of a split model in order if ``path`` is any of them, else the file alone.
-
-    Raises ModelFileError that lists the missing parts.
-    """
-    split = _SPLIT.match(path.name)
-    if not split:
-        return [path]
-    n = int(split["n"])
-    if not 1 <= int(split["no"]) <= n:
-        raise ModelFileError(f"{path} cannot be part {int(split['no'])} of {n}, as its name says")
-    names = [f"{split['stem']}-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
-    missing = [name for name in names if not path.with_name(name).is_file()]
-    if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
-        raise ModelFileError(f"{path} is one of {n} parts, of which {shown} are missing")
-    return [path.with_name(name) for name in names]
+def require_model_parts(path: Path) -> list[Header]:
+    """Read the headers of all parts of a language model. Raises what ``require_model`` raises."""
+    headers = read_parts(path)
+    kind = file_kind(headers)
+    if kind.refusal:
+        raise ModelFileError(f"{path} {kind.refusal}", hint=kind.hint)
+    return headers
 
 
-def _kind(head: Header, architecture: str) -> str:
-    kind = head.text("general.type")
-    if kind == "imatrix" or any(t.name.endswith(".in_sum2") for t in head.tensors):
-        return "imatrix"
-    if kind == "adapter" or any(t.name.endswith((".lora_a", ".lora_b")) for t in head.tensors):
-        return "adapter"
-    if kind == "mmproj" or architecture == "clip":
-        return "projector"
-    return "embedding" if architecture in _EMBEDDING else "model"
+def require_rollback(facts: Facts) -> None:
+    """Raise PairError if the model is recurrent or hybrid, so that it can be in no pair."""
+    if facts.recurrent:
+        raise recurrent_error(facts.path)
+
+
+def recurrent_error(path: Path) -> PairError:
+    """Return the error of a recurrent or hybrid model that is to be in a pair."""
+    return PairError(
+        f"{path.name} is recurrent or hybrid: it cannot take tokens back",
+        hint="run it without a draft (--no-draft)",
+    )
 
 
 def _file_type(head: Header) -> str:
@@ -210,23 +165,22 @@ def _file_type(head: Header) -> str:
     return name.removeprefix("MOSTLY_").removeprefix("ALL_") if has_type else "unknown"
 
 
-def _in_name_only(file_type: str, matrices: Counter[str]) -> str:
-    """Return a sentence if few matrices have the type in the file's name, else ``""``."""
+def _in_name_only(file_type: str, matrices: Sequence[Tensor]) -> str:
+    """Return a sentence if few matrices, and few weights, have the type in the file's name."""
     match = _TYPE_OF_FILE.match(file_type)
-    n = sum(matrices.values())
-    if not match or not n:
+    if not match or not matrices:
         return ""
     base = match[1]
-    n_of = sum(count for kind, count in matrices.items() if kind.startswith(base))
-    if n_of >= n / 4:
+    named = [tensor for tensor in matrices if tensor.type.startswith(base)]
+    n_weights = sum(tensor.n_elements for tensor in named)
+    n_all = sum(tensor.n_elements for tensor in matrices)
+    if len(named) >= len(matrices) / 4 or n_weights >= n_all / 4:
         return ""
-    most = matrices.most_common(1)[0]
-    return f"{file_type} in name only: {n_of} of {n} matrices are {base}, {most[1]} are {most[0]}"
-
-
-def _finite(value: Value) -> Value:
-    """Turn an infinity into text, because JSON has none."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    most, n_most = Counter(tensor.type for tensor in matrices).most_common(1)[0]
+    return (
+        f"{file_type} in name only: {len(named)} of {len(matrices)} matrices are {base}, {n_most} "
+        f"are {most}"
+    )
 
 
 def _length(value: Value | None) -> int | None:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.gguf.facts import Facts
-from qdraft.gguf.header import Header, LongArray, Tensor, read_header
+from qdraft.gguf.header import Header, Tensor, read_header
+from qdraft.gguf.vocabulary import compare_vocabularies, read_vocabulary
 
 _T = TypeVar("_T")
 
@@ -32,7 +33,6 @@ _ERROR_BY_BITS = {
     33.0: 0.0005,
 }
 _N_TENSORS, _N_ROWS = 6, 4
-_DECISIVE = ("bos", "eos", "eot")  # these must agree when the models are loaded
 _NORM_ERROR = 1e-2  # vectors stay in F32 or F16, so they hardly change
 
 
@@ -65,12 +65,10 @@ def compare(first: Facts, second: Facts) -> Pairing:
         second,
         {
             "vocabulary type": lambda f: f.vocabulary,
-            "special tokens": lambda f: _text({k: f.special.get(k) for k in _DECISIVE}),
         },
     )
-    if not _same_tokens(first, second):
-        texts = (f"{f.n_vocab} ({f.tokens_sha256[:12]})" for f in (first, second))
-        vocabulary = (*vocabulary, Difference("tokens", *texts))
+    tokens, special_tokens = _token_differences(first, second)
+    vocabulary += tokens
     model = _differences(
         first,
         second,
@@ -93,15 +91,15 @@ def compare(first: Facts, second: Facts) -> Pairing:
         second,
         {
             "vocabulary size": lambda f: str(f.n_vocab),
-            "other special tokens": lambda f: _text(
-                {k: token for k, token in f.special.items() if k not in _DECISIVE}
-            ),
+            "special tokens": lambda f: _text(f.special),
+            "pre-tokenizer": lambda f: f.pre_tokenizer,
             "add BOS": lambda f: str(f.add_bos),
             "rope": lambda f: _text({k: x for k, x in f.rope.items() if k != "rope.freq_base"}),
             "chat template": lambda f: f.chat_template[:60],
         },
     )
-    runs = first.kind == second.kind == "model"
+    template += special_tokens
+    runs = not (first.refusal or second.refusal)
     if vocabulary or not runs:
         return Pairing(INCOMPATIBLE, (*vocabulary, *model, *template))
     if model:
@@ -113,17 +111,28 @@ def compare(first: Facts, second: Facts) -> Pairing:
     return Pairing(SAME_MODEL, template, error)
 
 
-def _same_tokens(first: Facts, second: Facts) -> bool:
-    """Tell whether the tokens that both have are the same; loading checks the others."""
+def _token_differences(
+    first: Facts, second: Facts
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    """Return the difference of tokens that text is made of, and that of the other tokens."""
     if first.tokens_sha256 == second.tokens_sha256:
-        return True
-    if first.n_vocab == second.n_vocab or not (first.n_vocab and second.n_vocab):
-        return False
-    n = min(first.n_vocab, second.n_vocab)
-    key = "tokenizer.ggml.tokens"
-    both = [read_header(f.path, n_texts=n).metadata.get(key) for f in (first, second)]
-    digests = [tokens.sha256 for tokens in both if isinstance(tokens, LongArray)]
-    return len(digests) == 2 and digests[0] == digests[1]
+        return (), ()
+    vocabularies = [read_vocabulary(facts.path) for facts in (first, second)]
+    differing = compare_vocabularies(*vocabularies)
+
+    def difference(what: str, token: int) -> tuple[Difference]:
+        texts = (v.show(token) if token < len(v.texts) else "" for v in vocabularies)
+        return (Difference(what, *texts),)
+
+    if differing.normal is not None:
+        return difference(f"token {differing.normal}", differing.normal), ()
+    n = len(differing.special)
+    if not n:
+        return (), ()
+    return (), difference(
+        f"control token {differing.special[0]}" + (f" and {n - 1} more" if n > 1 else ""),
+        differing.special[0],
+    )
 
 
 def weights_error(first: Sequence[Path], second: Sequence[Path]) -> tuple[float | None, str]:

@@ -17,6 +17,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import place
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.rpc import keep_alive
+from qdraft.llama.trial import require_loadable
 from qdraft.llama.vocab import LlamaVocab
 
 LESS_MEMORY = (
@@ -39,11 +40,13 @@ class LlamaModel:
         """Load ``path``; ``progress`` gets the share that is loaded, from 0 to 1.
 
         ``dry`` loads and allocates no weights: contexts of such a model report their sizes but
-        cannot decode. Raises UsageError for a device that does not exist, DeviceMemoryError if a
-        device has too little memory, and ModelFileError with llama.cpp's reason if loading fails
-        otherwise. KeyboardInterrupt ends the loading, and so does what ``progress`` raises.
+        cannot decode. A file that is new on this machine is tried in a child process first. Raises
+        UsageError for a device that does not exist, DeviceMemoryError if a device has too little
+        memory, and ModelFileError with llama.cpp's reason if loading fails otherwise.
+        KeyboardInterrupt ends the loading, and so does what ``progress`` raises.
         """
         self._lib = lib()
+        require_loadable(path)
         self.path, self.params = path, params
         self.lines: list[str] = []  # what llama.cpp logged while loading
         self._model = None

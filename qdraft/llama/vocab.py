@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ from qdraft.llama.tokenizer import (
     tokenize_here,
     tokenize_in_child,
 )
+
+log = logging.getLogger(__name__)
 
 
 class LlamaVocab:
@@ -91,6 +94,12 @@ class LlamaVocab:
         attr = int(self._lib.llama_vocab_get_attr(self._vocab, token))
         return bool(attr & self._lib.LLAMA_TOKEN_ATTR_UNUSED)
 
+    def is_special(self, token: int) -> bool:
+        """Tell whether no ordinary text is made of a token: control, unknown or unused."""
+        attr = int(self._lib.llama_vocab_get_attr(self._vocab, token))
+        names = ("CONTROL", "UNKNOWN", "UNUSED")
+        return any(attr & getattr(self._lib, f"LLAMA_TOKEN_ATTR_{name}") for name in names)
+
     def special(self) -> dict[str, int]:
         """Return the ids and flags that decide how text is tokenized and where it ends."""
         names = ("bos", "eos", "eot", "get_add_bos", "get_add_eos")
@@ -139,27 +148,42 @@ class LlamaVocab:
 def require_same_vocab(target: LlamaVocab, draft: LlamaVocab, *, same_texts: bool = False) -> None:
     """Raise PairError with the first difference unless the draft's tokens are the target's.
 
-    Tokens at the end that only one vocabulary has must be unused. ``same_texts`` says that the
-    headers of both files hold the same texts, so that nobody asks llama.cpp for each of them.
+    Tokens at the end that only one vocabulary has must be unused. This warns of what does not
+    change the text, because the target's vocabulary tokenizes it and ends it: other texts of
+    control, unknown and unused tokens, and other special tokens and flags. ``same_texts`` says that
+    the headers of both files hold the same texts, so that nobody asks llama.cpp for each of them.
     """
+    kinds = [int(vocab.special()["type"]) for vocab in (target, draft)]
+    if kinds[0] != kinds[1]:
+        raise _mismatch(f"type is {kinds[0]} in the target, {kinds[1]} in the draft")
+    mild = [] if same_texts and target.n_tokens == draft.n_tokens else _other_texts(target, draft)
     for name, value in target.special().items():
         other = draft.special()[name]
         if value != other:
-            raise _mismatch(
+            mild.append(
                 f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
             )
-    if same_texts and target.n_tokens == draft.n_tokens:
-        return
+    if mild:
+        more = f" and {len(mild) - 1} more differences" if len(mild) > 1 else ""
+        log.warning("%s%s: qdraft uses the target's vocabulary", mild[0], more)
+
+
+def _other_texts(target: LlamaVocab, draft: LlamaVocab) -> list[str]:
+    """Describe the special tokens that have two texts; raise PairError for any other token."""
+    mild: list[str] = []
     for token, (text, of_draft) in enumerate(zip(target.texts(), draft.texts(), strict=False)):
-        if text != of_draft:
-            raise _mismatch(
-                f"token {token} is {_show(text)} in the target, {_show(of_draft)} in the draft"
-            )
+        if text == of_draft:
+            continue
+        differs = f"token {token} is {_show(text)} in the target, {_show(of_draft)} in the draft"
+        if not (target.is_special(token) and draft.is_special(token)):
+            raise _mismatch(differs)
+        mild.append(differs)
     longer = max((target, draft), key=lambda vocab: vocab.n_tokens)
     for token in range(min(target.n_tokens, draft.n_tokens), longer.n_tokens):
         if not longer.is_unused(token):
             role = "target" if longer is target else "draft"
             raise _mismatch(f"token {token}, {_show(longer.texts()[token])}, is only in the {role}")
+    return mild
 
 
 def _show(text: bytes) -> str:

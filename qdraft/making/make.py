@@ -8,7 +8,7 @@ from pathlib import Path
 from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
 from qdraft.gguf import imatrix
-from qdraft.gguf.facts import read_facts, require_model
+from qdraft.gguf.facts import require_model, require_rollback
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
@@ -73,6 +73,7 @@ def make_draft(  # noqa: PLR0913 (what is made of what, and how it is judged)
     ``quantize`` raises.
     """
     facts = require_model(target)
+    require_rollback(facts)
     target = facts.path
     if path.exists() and any(path.samefile(part) for part in facts.parts):
         raise UsageError(f"{path} is the target itself and would be overwritten")
@@ -114,7 +115,9 @@ def search_draft(
     The files are made in ``folder`` (None: beside the target) and removed again.
     """
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
-    candidates = candidates or list_recipes(matrix, read_facts(target).n_layers)
+    facts = require_model(target)
+    require_rollback(facts)
+    candidates = candidates or list_recipes(matrix, facts.n_layers)
     texts = write_held_out(target, params, _N_SEARCHED, progress)
     with scratch_folder(folder or target.parent) as temporary:
         return try_recipes(

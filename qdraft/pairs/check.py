@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from qdraft.errors import PairError
-from qdraft.gguf.facts import KINDS, read_facts
+from qdraft.gguf.facts import require_model
 from qdraft.gguf.pairing import INCOMPATIBLE, compare
 
 
 def require_pair(target: Path, draft: Path | None) -> None:
-    """Raise PairError if a file is not a language model, or if the two files do not pair.
+    """Raise PairError if the two files do not pair.
 
-    Raises ModelFileError if a file is damaged or missing.
+    Raises ModelFileError if a file is damaged, missing or not a language model.
     """
-    facts = [read_facts(path) for path in (target, draft) if path]
-    for each in facts:
-        if each.kind != "model":
-            raise PairError(f"{each.path} is {KINDS[each.kind]}, not a language model")
+    facts = [require_model(path) for path in (target, draft) if path]
     if len(facts) < 2:
         return
     pairing = compare(*facts)

@@ -92,7 +92,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
         except ModelFileError as error:
             errors.append(str(error))
             continue
-        if facts.kind == "model":
+        if not facts.refusal:
             models.setdefault(facts.path.resolve(), facts)
     return list(models.values()), errors
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from qdraft.gguf.facts import parts_of
-from qdraft.gguf.header import Header, read_header
+from qdraft.gguf.header import Header
+from qdraft.gguf.parts import read_parts
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.devices import devices
 from qdraft.llama.logs import CACHE_SIZE
@@ -39,7 +39,7 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
         double.close()
     finally:
         model.close()
-    headers = [read_header(part) for part in parts_of(path)]
+    headers = read_parts(path)
     weights, rest = weights_by_layer(headers)
     n = len(weights) - 1
     shares = _kv_shares(headers[0], n)
@@ -61,7 +61,7 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
         context.close()
     finally:
         model.close()
-    headers = [read_header(part) for part in parts_of(path)]
+    headers = read_parts(path)
     weights, rest = weights_by_layer(headers)
     shares = {name: replace(share, weights=0, kv=0) for name, share in placed.shares.items()}
     shares.setdefault(CPU, Share())
@@ -100,7 +100,7 @@ def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
 def span_of(path: Path, placed: Placed, device: str) -> int:
     """Return the bytes from the first to the last tensor that a device uses, over all parts."""
     total = 0
-    headers = [read_header(part) for part in parts_of(path)]
+    headers = read_parts(path)
     for header in headers:
         places = [
             (tensor.offset, tensor.offset + (tensor.n_bytes or 0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qdraft.errors import UsageError
-from qdraft.gguf.facts import Facts, require_model
+from qdraft.gguf.facts import Facts, require_model, require_rollback
 from qdraft.llama.devices import Device, devices, free_memory
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.placed import CPU, Share, chosen_devices, require_placeable
@@ -154,13 +154,16 @@ class _Layout:
 def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
     """Plan the placement. Layers that the params put on devices go there whether they fit or not.
 
-    Raises UsageError for params that place layers themselves and for more sizes than devices, and
-    what loading raises.
+    Raises UsageError for params that place layers themselves and for more sizes than devices,
+    PairError for a recurrent pair, and what loading raises.
     """
+    facts = require_model(models.target.path)
+    if models.draft:
+        require_rollback(facts)
+        require_rollback(require_model(models.draft.path))
     site = _survey(models, given)
     layout = _settle(models, site, given)
     site = _without_shared_memory(site, layout)
-    facts = require_model(models.target.path)
     needs_of_target = layout.needs.target
     n_ctx_train = facts.n_ctx_train or needs_of_target.n_ctx
     on_cpu = site.holders[-1].free - site.margins[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,17 +84,23 @@ def show_json(report: dict[str, Any]) -> None:
     """Print one object on one line of stdout.
 
     Characters are escaped if they have no glyph or the stream cannot take Unicode. Dataclasses
-    become objects, and paths become text.
+    become objects, paths become text, and figures that are not finite become null.
     """
     utf8 = "utf" in (sys.stdout.encoding or "").lower()
-    text = dump_json(report, ascii_only=not utf8, allow_nan=False, default=_plain)
+    text = dump_json(_plain(report), ascii_only=not utf8, allow_nan=False)
     print(text, flush=True)
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return str(value)
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float)) or value is None else str(value)
 
 
 class TextStream:

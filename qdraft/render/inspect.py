@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qdraft.gguf.facts import KINDS, Facts
+from qdraft.gguf.facts import Facts
 from qdraft.gguf.pairing import INCOMPATIBLE, SAME_MODEL, SAME_VOCABULARY, Pairing
 from qdraft.render.layout import line, wrapped
 
@@ -21,8 +21,8 @@ def facts_view(facts: Facts, renders: bool | None) -> RenderableType:
     lines = wrapped("file", facts.path.name)
     if len(facts.parts) > 1:
         lines.append(line("", f"{len(facts.parts)} parts"))
-    if facts.kind in KINDS:
-        lines.append(line("kind", KINDS[facts.kind], "not a language model"))
+    if facts.refusal:
+        lines += wrapped("but", f"it {facts.refusal}")
     n_parameters = f"{_abbreviate(facts.n_parameters)} parameters"
     lines.append(line("model", facts.name, facts.architecture, n_parameters))
     if shape := _describe_shape(facts):

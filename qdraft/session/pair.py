@@ -13,8 +13,8 @@ from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.sampling import Processor
-from qdraft.errors import EngineError, PairError
-from qdraft.gguf.facts import Facts, require_model
+from qdraft.errors import EngineError
+from qdraft.gguf.facts import Facts, recurrent_error, require_model, require_rollback
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
@@ -90,6 +90,9 @@ class Pair:
         self._resources = ExitStack()
         self._closed = False
         facts = spec.models.map(lambda model: require_model(model.path))
+        if facts.draft:
+            for each in facts:
+                require_rollback(each)
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
         try:
@@ -320,7 +323,4 @@ def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:
 
 def _require_rollback(model: LlamaModel) -> None:
     if not model.can_roll_back:
-        raise PairError(
-            f"{model.path.name} is recurrent or hybrid: it cannot take tokens back",
-            hint="run it without a draft (--no-draft)",
-        )
+        raise recurrent_error(model.path)

@@ -212,7 +212,7 @@ class _Kept:
 
     def write(self, data: dict[str, Any]) -> None:
         with new_file(self._path) as part:
-            part.write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
+            part.write_text(json.dumps(data), encoding="utf-8")
 
 
 def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:
