@@ -43,7 +43,7 @@ class TestMistakes:
             (("walk",), "walk"),
             (("run", *PROMPT, "-n", "many"), "--n-predict"),
             (("run", *PROMPT, "--top-p", "1.5"), "--top-p is 1.5"),
-            (("run", *PROMPT, "-n", "-2"), "--n-predict is -2"),
+            (("run", *PROMPT, "-n", "-3"), "--n-predict is -3"),
             (("run", *PROMPT, "--n-draft", "99"), "--n-draft is 99"),
             (("run", *PROMPT, "--stop", ""), "--stop"),
             (("run", *PROMPT, "-ngl", "some"), "--gpu-layers is some"),

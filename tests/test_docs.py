@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import qdraft
 from qdraft.cli.main import app
+from qdraft.cli.spellings import SPELLINGS
 
 TOP = Path(__file__).parent.parent
 README = (TOP / "README.md").read_text(encoding="utf-8")
@@ -26,6 +27,7 @@ WIDTH = 100
 # Where an option may have the name that it had before.
 HISTORY = ("CHANGELOG.md", "docs/reference/environment.md")
 # Options of pip, pytest, llama.cpp's tools and benchmarks/ that the documents name.
+LONG_OPTION = re.compile(r"(?<![\w#-])--[a-z][a-z-]*")
 FOREIGN = {
     "--force-reinstall",
     "--no-cache-dir",
@@ -228,8 +230,10 @@ def test_every_option_exists(path: Path) -> None:
     """Whatever looks like a long option, in text or code; old names only in the history."""
     text = path.read_text(encoding="utf-8")
     if not relative(path).startswith(HISTORY):
-        named = set(re.findall(r"(?<![\w#-])--[a-z][a-z-]*", text))
-        assert named <= OPTIONS | FOREIGN
+        named = set(LONG_OPTION.findall(text))
+        spellings = [*SPELLINGS, *(each.option for each in SPELLINGS.values())]
+        others = set(LONG_OPTION.findall(" ".join(spellings)))
+        assert named <= OPTIONS | FOREIGN | (others if path.name == "llama-cpp.md" else set())
 
 
 @every_document

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import typer
 
 from qdraft.cli.main import app
+from qdraft.cli.spellings import spelling_tables
 
 FOLDER = Path(__file__).parent
 _MARK = "<!-- build.py writes this page. -->\n"
@@ -30,6 +31,7 @@ _INDEX = """\
 - [Exit codes, files and environment variables](environment.md)
 - [models.yaml](models-yaml.md)
 - [JSON](json.md)
+- [Options of llama.cpp](llama-cpp.md)
 
 ## Commands
 
@@ -47,9 +49,53 @@ def build_pages() -> dict[str, str]:
     for name, help_page in _help_pages(command, "qdraft"):
         pages[_file_name(name)] = f"{_MARK}# {name}\n\n```\n{help_page}```\n"
         commands.append((name, _first_paragraph(help_page)))
+    pages["llama-cpp.md"] = _MARK + _spellings_page()
     rows = "".join(f"| [`{name}`]({_file_name(name)}) | {text} |\n" for name, text in commands)
     pages["README.md"] = f"{_MARK}{_INDEX}{rows}"
     return pages
+
+
+_SPELLINGS = (
+    """\
+# Options of llama.cpp
+
+A command line of llama-cli, llama-completion, llama-speculative or llama-server may be pasted after
+`qdraft run`. Options that are not in this page have the same name in qdraft. An underscore is a
+dash, as there, and `-fa` without a value is `-fa on`.
+
+## The same under another name
+
+| llama.cpp | qdraft |
+|---|---|
+""",
+    """
+## Not needed
+
+qdraft leaves these out, and says so in one line.
+
+| llama.cpp | why |
+|---|---|
+""",
+    """
+## Missing
+
+qdraft refuses these in one line, unless their value asks for nothing, for example `--mirostat 0`.
+
+| llama.cpp | what to do |
+|---|---|
+""",
+)
+
+
+def _spellings_page() -> str:
+    """The page of llama.cpp's options."""
+    page = ""
+    for head, table in zip(_SPELLINGS, spelling_tables(), strict=True):
+        page += head
+        for text, names in table.items():
+            shown = f"`{text}`" if text.startswith("--") else text.replace("|", "\\|")
+            page += f"| {' '.join(f'`{name}`' for name in names)} | {shown} |\n"
+    return page
 
 
 def _file_name(name: str) -> str:

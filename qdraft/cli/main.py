@@ -14,6 +14,7 @@ import typer
 from qdraft import __version__
 from qdraft.cli import models
 from qdraft.cli.bench import bench
+from qdraft.cli.command import QdraftCommand, QdraftGroup
 from qdraft.cli.compare import compare
 from qdraft.cli.devices import devices
 from qdraft.cli.explain import explain
@@ -31,6 +32,7 @@ from qdraft.render.console import LogToTalk, show_line
 
 app = typer.Typer(
     name="qdraft",
+    cls=QdraftGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,7 +49,10 @@ app.command()(inspect)
 app.command()(devices)
 app.command(cls=PairCommand)(plan)
 app.command("rpc-server")(rpc_server)
-app.add_typer(models.app)
+app.add_typer(models.app, cls=QdraftGroup)
+for _each in (*app.registered_commands, *models.app.registered_commands):
+    if not (isinstance(_each.cls, type) and issubclass(_each.cls, QdraftCommand)):
+        _each.cls = QdraftCommand
 
 
 def _show_version(is_asked: bool) -> None:

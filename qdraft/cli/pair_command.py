@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
-
+from qdraft.cli.command import QdraftCommand
 from qdraft.cli.options.devices import draft_fields
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.errors import UsageError
@@ -18,18 +17,18 @@ _OF_DRAFT = ("share-kv", *(name.replace("_", "-") for name in draft_fields()))
 _HOW = (*registry.HOW_TO_DRAFT, *registry.OLD_NAMES)
 
 
-class PairCommand(TyperCommand):
+class PairCommand(QdraftCommand):
     """Parses twice: to see which pair is meant, then with the entry's options as defaults."""
 
-    def make_context(
+    def parse(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        context = super().make_context(info_name, list(args), parent, **extra)
+        context = super().parse(info_name, args, parent, **extra)
         entry = _find_entry(context.params)
         defaults = self._defaults(entry, context) if entry else {}
         if not defaults:
             return context
-        return super().make_context(info_name, list(args), parent, default_map=defaults, **extra)
+        return super().parse(info_name, args, parent, default_map=defaults, **extra)
 
     def _defaults(self, entry: Entry, context: Any) -> dict[str, str]:
         """The entry's options by the names of this command's parameters.

@@ -17,6 +17,7 @@ from qdraft.render.console import TextStream, show_json, talk_console
 from qdraft.render.placed import placed_view
 from qdraft.render.run import check_view, run_report, summary_view
 from qdraft.session.check import Check
+from qdraft.session.endless import ban_ends
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Pair
 
@@ -52,6 +53,8 @@ def run(
     ) as pair:
         if not models.no_draft:
             params = pair.choose_drafter(params)
+        if text.ignore_eos:
+            sampling_params = ban_ends(sampling_params, pair.vocab)
         generation = pair.generate(
             prompt, sampling_params, params, system=text.system_message(), raw=text.raw
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from qdraft.errors import ModelFileError
@@ -19,13 +20,17 @@ _KNOWN = (
 )
 
 
+# OWNER/NAME of the Hugging Face hub, with a file type or without.
+_REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(:[\w.-]+)?")
+
+
 def require_gguf(path: Path) -> None:
     """Raise ModelFileError that says what the file is, unless it starts like a GGUF."""
     try:
         with path.open("rb") as file:
             head = file.read(64)
     except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist") from None
+        raise ModelFileError(f"{path} does not exist", hint=_hint_at_hub(path)) from None
     except IsADirectoryError:
         raise ModelFileError(f"{path} is a folder", hint="name the GGUF file in it") from None
     except OSError as error:
@@ -42,3 +47,14 @@ def require_gguf(path: Path) -> None:
     if head[8:10] == b'{"':
         raise ModelFileError(f"{path} is a safetensors file", hint="convert it to GGUF")
     raise ModelFileError(f"{path} is not a GGUF file: it starts with {head[:8]!r}")
+
+
+def _hint_at_hub(path: Path) -> str | None:
+    """Return a hint for a missing file that is called like a repository, else None."""
+    match = _REPOSITORY.fullmatch(str(path))
+    if not match or path.suffix == ".gguf" or (not match[2] and path.parent.exists()):
+        return None
+    repo = f"{match[1]}{match[2] or ':Q4_K_M'}"
+    return (
+        f"for a model of the Hugging Face hub: qdraft run -hf {repo}, or qdraft models pull {repo}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qdraft.errors import QDraftError, UsageError
@@ -11,12 +11,18 @@ from qdraft.errors import QDraftError, UsageError
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
-def pull(repo: str, wanted: str | None = None) -> list[Path]:
+Choose = Callable[[Sequence[str], str | None], list[str]]
+
+# Parts of names of files that are not language models, as llama.cpp knows them.
+_OTHER_KINDS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+
+
+def pull(repo: str, wanted: str | None = None, choose: Choose | None = None) -> list[Path]:
     """Download all parts of one model of ``repo`` and return their paths in the hub's cache.
 
-    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes the
-    only model. Raises UsageError if there is no such model, and QDraftError if the hub cannot be
-    reached.
+    ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes the only
+    model. ``choose`` stands in for ``choose_files``. Raises UsageError if there is no such model,
+    and QDraftError if the hub cannot be reached.
     """
     try:
         from huggingface_hub import HfApi, hf_hub_download
@@ -28,11 +34,13 @@ def pull(repo: str, wanted: str | None = None) -> list[Path]:
     except ImportError as error:
         raise UsageError(
             "downloading needs the package huggingface_hub, which is not installed",
-            hint="install it with pip install 'qdraft[hub]'",
+            hint="install it with pip install 'qdraft[hub]', then run "
+            f"qdraft models pull {repo}:{wanted or 'Q4_K_M'}",
         ) from error
     try:
         info = HfApi().model_info(repo)
-        files = choose_files([file.rfilename for file in info.siblings or ()], wanted)
+        names = [file.rfilename for file in info.siblings or ()]
+        files = (choose or choose_files)(names, wanted)
         return [Path(hf_hub_download(repo, file, revision=info.sha)) for file in files]
     except RepositoryNotFoundError as error:
         raise UsageError(
@@ -74,6 +82,23 @@ def choose_files(files: Sequence[str], wanted: str | None) -> list[str]:
         )
     (model,) = models
     return sorted(name for name in names if _model(name) == model)
+
+
+def choose_as_llama_cpp(files: Sequence[str], wanted: str | None) -> list[str]:
+    """Return the files of the wanted model; of Q4_K_M, Q8_0 or the first if none is named.
+
+    Raises UsageError as ``choose_files`` does.
+    """
+    models = [
+        name
+        for name in files
+        if name.lower().endswith(".gguf") and not any(kind in name for kind in _OTHER_KINDS)
+    ]
+    if wanted or not models:
+        return choose_files(files, wanted)
+    preferred = (re.compile(f"{kind}[.-]", re.IGNORECASE) for kind in ("Q4_K_M", "Q8_0", ""))
+    first = next(name for kind in preferred for name in models if kind.search(name))
+    return sorted(name for name in models if _model(name) == _model(first))
 
 
 def _model(name: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
 from qdraft.llama.progress import Progress, no_progress
+from qdraft.session.endless import ban_ends
 from qdraft.session.pair import Pair
 from qdraft.study.bench import Sample, at_temperatures, measure
 from qdraft.study.bench_rows import Bench, fold
@@ -44,9 +45,7 @@ class BenchSpec:
         """
         sampling = self.sampling
         if self.ignore_eos:
-            vocab = pair.vocab
-            ends = [token for token in range(vocab.n_tokens) if vocab.is_end(token)]
-            sampling = replace(sampling, logit_bias=dict.fromkeys(ends, -float("inf")))
+            sampling = ban_ends(sampling, pair.vocab)
         samples: list[Sample] = []
         complete = True
         try:

@@ -20,6 +20,31 @@ class ModelOptions(Group):
     draft: Annotated[
         Path | None, option(_PANEL, "-d", "-md", "--model-draft", help="Draft GGUF file.")
     ] = None
+    hf_repo: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            help="Download the target from the Hugging Face hub: OWNER/NAME or OWNER/NAME:TYPE. "
+            "Without a type, Q4_K_M, else Q8_0, else the first file.",
+        ),
+    ] = None
+    hf_file: Annotated[
+        str | None,
+        option(_PANEL, "-hff", "--hf-file", help="File of --hf-repo to download."),
+    ] = None
+    hf_repo_draft: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "-hfd",
+            "-hfrd",
+            "--hf-repo-draft",
+            help="Download the draft from the Hugging Face hub: OWNER/NAME or OWNER/NAME:TYPE.",
+        ),
+    ] = None
     pair: Annotated[
         str | None,
         option(_PANEL, "--pair", help="Use this pair of models.yaml.", default="your default pair"),

@@ -54,6 +54,9 @@ class TextOptions(Group):
         int,
         option(_PANEL, "-n", "--n-predict", help="Tokens to generate at most; -1 sets no limit."),
     ] = -1
+    ignore_eos: Annotated[
+        bool, option(_PANEL, "--ignore-eos", help="Never end the text before --n-predict tokens.")
+    ] = False
     stop: Annotated[
         list[str] | None,
         option(
