@@ -19,7 +19,6 @@ from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import read_facts
 from qdraft.gguf.header import LongArray, read_header
 from qdraft.gguf.pairing import compare
-from qdraft.gguf.template import template_renders
 from qdraft.llama.quantize import Recipe, quantize
 
 
@@ -202,13 +201,3 @@ class TestPairing:
         assert failed.returncode == 3
         assert failed.stderr.startswith("error: ")
         assert qdraft("inspect", "a", "b", "c").returncode == 2
-
-
-def test_templates() -> None:
-    assert template_renders(
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    )
-    assert not template_renders("{% for m in messages %}{{ m['content'] }}")
-    assert not template_renders("{{ raise_exception('no') }}")
-    assert not template_renders("{{ messages.__class__.__mro__ }}")
-    assert not template_renders("nothing of the message")

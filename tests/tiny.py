@@ -22,6 +22,7 @@ def zeros(
     control: Sequence[int] = (),
     *,
     tokenizer: tuple[str, str] = ("gpt2", "gpt-2"),
+    template: str = "",
 ) -> Path:
     """A llama model of zeros with a vocabulary of these tokens; ``tokenizer`` is model and pre."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -45,6 +46,8 @@ def zeros(
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(eos)
+    if template:
+        writer.add_chat_template(template)
     square = np.zeros((32, 32), dtype=np.float32)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), dtype=np.float32))
     writer.add_tensor("output_norm.weight", np.ones(32, dtype=np.float32))

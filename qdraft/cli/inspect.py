@@ -13,7 +13,7 @@ from qdraft.cli.options.output import OutputOptions
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, read_facts
 from qdraft.gguf.pairing import Pairing, compare
-from qdraft.gguf.template import template_renders
+from qdraft.llama.chat_template import template_renders
 from qdraft.render.console import show_json, table_console
 from qdraft.render.inspect import facts_view, pairing_view
 

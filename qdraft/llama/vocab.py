@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qdraft.errors import EngineError, PairError, UsageError
+from qdraft.errors import EngineError, PairError
+from qdraft.llama.chat_template import ChatTemplate
 from qdraft.llama.native import lib
 from qdraft.llama.tokenizer import (
     is_harmless,
@@ -45,6 +46,8 @@ class LlamaVocab:
 
     def close(self) -> None:
         """Forget the model, which is about to be freed."""
+        if template := self.__dict__.get("_template"):
+            template.close()
         self._model = self._pointer = None
 
     def is_end(self, token: int) -> bool:
@@ -112,37 +115,35 @@ class LlamaVocab:
         return self.bos if self.special()["get_add_bos"] else -1
 
     @cached_property
-    def _template(self) -> str | None:
+    def _template(self) -> ChatTemplate | None:
         assert self._vocab
         text = self._lib.llama_model_chat_template(self._open(self._model), None)
-        return text.decode("utf-8", "replace") if text else None
+        return self._template_of(text.decode("utf-8", "replace")) if text else None
+
+    def _template_of(self, text: str) -> ChatTemplate:
+        eos = int(self._lib.llama_vocab_eos(self._vocab))
+
+        def name(token: int) -> str:
+            piece = self._to_piece(token, special=True) if token >= 0 else b""
+            return piece.decode("utf-8", "replace")
+
+        return ChatTemplate(text, name(self.bos), name(eos))
 
     def use_template(self, text: str) -> None:
         """Use another Jinja chat template in place of the model's own."""
-        self._template = text
+        self._template = self._template_of(text)
 
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        import jinja2
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+        """Return the messages in the chat template, open for the assistant's turn.
 
+        Raises UsageError if the template fails or does not end.
+        """
         assert self._template is not None
-        eos = int(self._lib.llama_vocab_eos(self._vocab))
-        try:
-            formatter = Jinja2ChatFormatter(
-                template=self._template,
-                eos_token=self._to_piece(eos, special=True).decode() if eos >= 0 else "",
-                bos_token=self._to_piece(self.bos, special=True).decode() if self.bos >= 0 else "",
-            )
-            return str(formatter(messages=list(messages)).prompt)
-        except (jinja2.TemplateError, ValueError) as error:  # templates raise ValueError on purpose
-            raise UsageError(
-                f"the model's chat template fails: {error}",
-                hint="leave the template out with --raw",
-            ) from error
+        return self._template.render(messages)
 
 
 def require_same_vocab(target: LlamaVocab, draft: LlamaVocab, *, same_texts: bool = False) -> None:

@@ -1,0 +1,125 @@
+"""A model's chat template, rendered in a child process that a template cannot outlast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from qdraft.errors import UsageError
+from qdraft.gguf import template as sandbox
+
+_LIMIT_S = 5.0  # of computing
+_PATIENCE = 4.0  # times as long by the clock: other programs compute too
+
+
+class ChatTemplate:
+    """A template and the child process that renders it, which starts with the first messages."""
+
+    def __init__(self, text: str, bos: str = "", eos: str = "", limit_s: float = _LIMIT_S) -> None:
+        """``bos`` and ``eos`` are the texts of these tokens. ``limit_s`` is per prompt."""
+        self._request = json.dumps([text, bos, eos, limit_s])
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        self._ended: Callable[[], object] = lambda: None
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the messages in the template, open for the assistant's turn.
+
+        Raises UsageError if the template fails or does not end.
+        """
+        with self._lock:
+            try:
+                answer = self._ask(json.dumps(list(messages)))
+            except BaseException:
+                self.close()
+                raise
+        if "error" in answer:
+            raise _failed(answer["error"])
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the child process; harmless when repeated."""
+        self._child = None
+        self._ended()
+
+    def _ask(self, request: str) -> dict[str, str]:
+        child = self._child
+        if child is None:
+            child = self._child = _start()
+            self._ended = weakref.finalize(self, _end, child)
+            request = f"{self._request}\n{request}"
+        assert child.stdin is not None
+        assert child.stdout is not None
+        clock = threading.Timer(_PATIENCE * self._limit_s, child.kill)
+        clock.daemon = True
+        clock.start()
+        line = ""
+        try:
+            with contextlib.suppress(OSError):  # the child died: its status says why
+                child.stdin.write(request + "\n")
+                child.stdin.flush()
+            line = child.stdout.readline()
+        finally:
+            clock.cancel()
+        if not line:
+            raise _failed(self._reason(child.wait()))
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _reason(self, status: int) -> str:
+        if -status in (
+            getattr(signal, "SIGXCPU", 0),
+            signal.SIGTERM,
+            getattr(signal, "SIGKILL", 0),
+        ):
+            return f"it does not end within {self._limit_s:g} seconds"
+        if status < 0:
+            return f"the process that renders it died: {signal.Signals(-status).name}"
+        return f"the process that renders it ended with status {status}"
+
+
+def template_renders(text: str) -> bool:
+    """Tell whether a template renders a message of a user, as ``qdraft run`` would."""
+    with contextlib.closing(ChatTemplate(text, "<s>", "</s>")) as template:
+        try:
+            template.render([{"role": "user", "content": "Hello"}])
+        except UsageError:
+            return False
+    return True
+
+
+def _start() -> subprocess.Popen[str]:
+    code = (
+        f"import sys, runpy; sys.path[:] = {sys.path!r}; "
+        f"runpy.run_path({sandbox.__file__!r}, run_name='__main__')"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait()
+    for stream in (child.stdin, child.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _failed(reason: str) -> UsageError:
+    return UsageError(
+        f"the model's chat template fails: {reason}", hint="leave the template out with --raw"
+    )
