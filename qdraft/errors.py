@@ -57,6 +57,10 @@ class DiskSpaceError(QDraftError):
     """A disk has too little space for what should be written to it."""
 
 
+class DrafterError(QDraftError):
+    """A drafter offered a draft that cannot be verified: a mistake in its code."""
+
+
 class RollbackError(EngineError):
     """A cache cannot be cut to fewer tokens."""
 

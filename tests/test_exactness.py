@@ -24,11 +24,15 @@ from fakes import (
 )
 
 import qdraft.decoding.verification as acceptance
+from qdraft.decoding.drafters.hybrid import HybridDrafter
 from qdraft.decoding.drafters.model import ModelDrafter
+from qdraft.decoding.drafters.ngram import NgramDrafter
+from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.records import Distribution, Draft, SamplingParams, Verdict
 from qdraft.decoding.rng import Rng, SeededRng
 from qdraft.decoding.sampling import History, Row, Sampler, draw
 from qdraft.decoding.verification import block_rejection, rejection
+from qdraft.errors import LogitsError
 from qdraft.testing import FakeSequence, ScriptedDrafter, enumerate_law
 
 PENALTIES = SamplingParams(
@@ -160,6 +164,63 @@ def test_law_when_a_draft_row_is_bad(block: bool) -> None:
 
 
 @block_or_token
+def test_law_when_a_target_row_is_bad(block: bool) -> None:
+    """The text fails exactly if it reaches that row, and has read what the target alone reads."""
+    logits = table_logits(3, 7)
+    bad = [math.nan] * 3
+
+    def target_logits(tokens: tuple[int, ...]) -> Sequence[float]:
+        return bad if len(tokens) >= 5 and tokens[-1] == 1 else logits(tokens)
+
+    def law(drafter: Callable[[], Drafter]) -> dict[tuple[int | str, ...], float]:
+        def program(rng: Rng) -> tuple[int | str, ...]:
+            target = FakeSequence(target_logits, vocab(3))
+            text: list[int | str] = []
+            try:
+                for round in run(
+                    target, drafter(), params=PLAIN, n_predict=4, n_draft=2, rng=rng, block=block
+                ):
+                    text += round.tokens
+            except LogitsError:
+                text.append("error")
+            return tuple(text)
+
+        return enumerate_law(program)
+
+    alone = law(NoDrafter)
+    assert 0.2 < sum(weight for text, weight in alone.items() if text[-1] == "error") < 0.8
+    assert distance(law(lambda: model_drafter(3)), alone) < 1e-12
+
+
+@block_or_token
+def test_law_of_repetitions_and_the_model_together(block: bool) -> None:
+    """Which of the two drafts, and how far, depends on the text and on the draft before."""
+    sources = set()
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        drafter = HybridDrafter(NgramDrafter(), model_drafter(3))
+        rounds = list(
+            run(
+                engine(3),
+                drafter,
+                params=PLAIN,
+                n_predict=4,
+                n_draft=2,
+                rng=rng,
+                block=block,
+                p_min=0.35,
+                prompt=(1, 0, 2, 0, 1, 0),
+            )
+        )
+        sources.update(round.source for round in rounds if round.n_draft)
+        return tuple(tokens_of(rounds))
+
+    law = enumerate_law(program)
+    assert sources == {"ngram", "model"}
+    assert distance(law, target_law(PLAIN, 3, 4, prompt=(1, 0, 2, 0, 1, 0))) < 1e-12
+
+
+@block_or_token
 def test_law_with_a_point_mass_drafter(block: bool) -> None:
     """Tokens that were not drawn at all are accepted with p, else excluded."""
 
@@ -226,6 +287,32 @@ class _Claims(ModelDrafter):
         return Draft(draft.tokens, tuple(probs), draft.source)
 
 
+class _DropsUnlikely(ModelDrafter):
+    """Ends its draft before the first token that its q finds unlikely: after it was drawn."""
+
+    def draft(self, context, gate, sampler, rng):  # type: ignore[no-untyped-def]
+        draft = super().draft(context, gate, sampler, rng)
+        probs = draft.probs or ()
+        likely = [q.prob(token) >= 0.3 for token, q in zip(draft.tokens, probs, strict=True)]
+        n = [*likely, False].index(False)
+        return Draft(draft.tokens[:n], probs[:n], draft.source)
+
+
+class _DrawnBefore:
+    """A proposal that is drawn before its gate is asked, and as sure as q is of that token."""
+
+    def __init__(self, probs: Distribution, rng: Rng) -> None:
+        self.probs = probs
+        self._token = draw(probs, rng)
+
+    @property
+    def confidence(self) -> float:
+        return self.probs.prob(self._token)
+
+    def token(self, rng: Rng) -> int:
+        return self._token
+
+
 class _WrongTemperature(_Claims):
     claimed = SamplingParams(temperature=2.5, top_k=3, top_p=1, min_p=0)
 
@@ -275,6 +362,8 @@ FAULTS = [
     "wrong-temperature q",
     "untruncated q",
     "shifted residual",
+    "dropped after the draw",
+    "a gate that sees the draw",
 ]
 FAULT_PARAMS = SamplingParams(temperature=1, top_k=3, top_p=1, min_p=0)
 
@@ -287,13 +376,20 @@ def _plant(
         monkeypatch.setattr(acceptance, "residual", _no_residual)
     if fault == "shifted residual":
         monkeypatch.setattr(acceptance, "residual", _shifted_residual)
-    make = {"wrong-temperature q": _WrongTemperature, "untruncated q": _Untruncated}.get(
-        fault, ModelDrafter
-    )
+    make = {
+        "wrong-temperature q": _WrongTemperature,
+        "untruncated q": _Untruncated,
+        "dropped after the draw": _DropsUnlikely,
+    }.get(fault, ModelDrafter)
+    sees_the_draw = fault == "a gate that sees the draw"
 
     def program(rng: Rng) -> tuple[int, ...]:
         if fault == "accept-always":
             monkeypatch.setattr(rng, "accept", lambda probability: True)
+        if sees_the_draw:
+            monkeypatch.setattr(
+                Sampler, "propose", lambda self, *row: _DrawnBefore(self.distribution(*row), rng)
+            )
         drafter = make(engine(N_FAULT_VOCAB, 0.3), N_FAULT_VOCAB)
         rounds = run(
             engine(N_FAULT_VOCAB),
@@ -303,6 +399,7 @@ def _plant(
             n_draft=2,
             rng=rng,
             block=block,
+            p_min=0.3 if sees_the_draw else 0.0,
         )
         return tuple(tokens_of(list(rounds)))
 

@@ -12,8 +12,9 @@ from fakes import GREEDY, PLAIN, PROMPT, engine, model_drafter, run, table_logit
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import NoDrafter
 from qdraft.decoding.loop import Decoding, TokenReader
+from qdraft.decoding.policy.gate import CountingGate
 from qdraft.decoding.policy.schedule import FixedSchedule
-from qdraft.decoding.records import Draft, FinishReason, Origin, SamplingParams
+from qdraft.decoding.records import Distribution, Draft, FinishReason, Origin, SamplingParams
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
@@ -310,6 +311,67 @@ def test_rows_after_a_rejection_are_not_looked_at() -> None:
     rows = np.array([[0, 1, 0], [np.nan] * 3], dtype=np.float32)
     verdict = verify(Draft((2,)), rows, [0], Sampler(GREEDY, 3), SeededRng(0), "token")
     assert (verdict.n_accepted, verdict.n_tested, verdict.tokens[-1]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_bad_row_ends_the_draft_before_it(rule: str) -> None:
+    """Whatever stands before the row stands; the row counts once the text needs it."""
+    rows = np.log(np.array([[0.2, 0.8], [0.6, 0.4], [np.nan] * 2, [0.5, 0.5]], dtype=np.float32))
+    even = Distribution(np.array([0.5, 0.5]))
+    asked = []
+
+    class Accepting(SeededRng):
+        def accept(self, probability: float) -> bool:
+            asked.append(probability)
+            return probability > 0
+
+    draft = Draft((1, 0, 1), (even, even, even))
+    verdict = verify(draft, rows, [0], Sampler(PLAIN, 2), Accepting(0), rule)
+    assert (verdict.tokens, verdict.n_tested, verdict.origin) == ((1, 0), 2, Origin.DRAFT)
+    assert asked == [1.0] if rule == "block" else [1.0, 1.0]
+    greedy = verify(draft, rows, [0], Sampler(GREEDY, 2), SeededRng(0), rule)
+    assert greedy.tokens == (1, 0)
+    with pytest.raises(LogitsError):
+        verify(Draft(draft.tokens[2:]), rows[2:], [0], Sampler(GREEDY, 2), SeededRng(0), rule)
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["token", "block"])
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_rows_after_the_end_of_a_text_are_not_needed(params: SamplingParams, block: bool) -> None:
+    """A drafted end of generation stands, and the row of NaN behind it concerns nobody."""
+
+    def logits(tokens: tuple[int, ...]) -> list[float]:
+        if 2 in tokens:
+            return [np.nan] * 3
+        return [-99, 99, -99] if len(tokens) == 1 else [-99, -99, 99]
+
+    rounds = list(
+        run(
+            FakeSequence(logits, vocab(3, end=[2])),
+            ScriptedDrafter(lambda context: [2, 0]),
+            params=params,
+            prompt=[0],
+            block=block,
+            reader=TokenReader(lambda token: token == 2),
+        )
+    )
+    assert tokens_of(rounds) == [1, 2]
+    assert rounds[-1].n_draft == 2
+    assert rounds[-1].finish_reason is FinishReason.END_OF_GENERATION
+    assert rounds[-1].origin_of(0) is Origin.DRAFT
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_draft_row_that_its_gate_would_turn_away_leaves_no_cell(temperature: float) -> None:
+    """Its confidence may be too low for the gate, so the row is judged before the gate is asked."""
+    logits = table_logits(8, 7, blend=0.3)
+    draft = FakeSequence(lambda t: [np.nan] * 8 if len(t) == 3 else logits(t), vocab(8))
+    drafter = ModelDrafter(draft, 8)
+    sampler = Sampler(replace(PLAIN, temperature=temperature), 8)
+    drafter.begin(PROMPT)
+    offered = drafter.draft(PROMPT, CountingGate(4, p_min=0.99), sampler, SeededRng(0))
+    assert (offered.dropped, offered.tokens, offered.n_rows) == (True, (), 1)
+    assert draft.n_past < len(PROMPT)
 
 
 class TestSharedKv:

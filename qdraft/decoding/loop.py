@@ -9,14 +9,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.drafters.contract import CountedGate, check_draft
 from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.engine import Features, TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
-from qdraft.decoding.records import FinishReason, Round, Times
+from qdraft.decoding.records import MAX_N_DRAFT, FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
-from qdraft.errors import ContextError, UsageError
+from qdraft.errors import ContextError, UsageError, require
 
 Clock = Callable[[], float]
 
@@ -58,7 +59,7 @@ class Decoding:
     next verify batch. The first round reads the part of the prompt that the cache does not hold.
 
     Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token, and
-    UsageError if the drafter needs features and ``target`` offers none.
+    UsageError for another rule, or if the drafter needs features and ``target`` offers none.
     """
 
     target: TokenSequence
@@ -77,6 +78,8 @@ class Decoding:
     features: Callable[[int], NDArray[np.float32]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        rules = ("block", "token")
+        require(self.verification in rules, "verification", self.verification, "block or token")
         n_prompt, n_ctx = len(self.prompt), self.target.n_ctx
         if n_prompt >= n_ctx:
             raise ContextError(
@@ -103,7 +106,11 @@ class Decoding:
         return self.finish_reason
 
     def step(self) -> Round:
-        """Make one round. Raises LogitsError on bad target logits, UsageError after the end."""
+        """Make one round.
+
+        Raises LogitsError if the next token needs a bad row of the target, DrafterError if the
+        draft is not what its drafter must offer, and UsageError after the end.
+        """
         if reason := self.check_end():
             raise UsageError(f"the text has ended: {reason.value}")
         tokens, target, sampler, rng = self.tokens, self.target, self.sampler, self.rng
@@ -113,8 +120,10 @@ class Decoding:
         # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The first round
         # has k = 0, so that the first token does not wait until the draft has read the prompt.
         started = self.clock()
-        gate = self.schedule.gate(room - 1 if index else 0)
+        gate = CountedGate(self.schedule.gate(min(room - 1, MAX_N_DRAFT) if index else 0))
         draft = self.drafter.draft(tokens, gate, sampler, rng)
+        if draft.tokens:
+            check_draft(draft, min(gate.n_admitted, room - 1), target.vocab.n_tokens)
 
         # Verify: one decode of k + 1 rows gives p_1 .. p_(k+1).
         drafted = self.clock()

@@ -12,12 +12,16 @@ K in Chen et al. Whatever q is, the emitted tokens have exactly the law p.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from qdraft.decoding.records import Distribution, Draft, Origin, Verdict
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Floats, Row, Sampler, draw, point_mass
+from qdraft.errors import LogitsError
+
+Result = TypeVar("Result")
 
 
 def verify(
@@ -31,8 +35,9 @@ def verify(
     """Verify a draft of k tokens against the target's logits, shape [k + 1, n_vocab].
 
     Row i follows ``context`` and the first i draft tokens. ``rule`` is "token" or "block"; greedy
-    sampling needs neither. Only rows that can still matter become probabilities. Raises LogitsError
-    if one of those is bad.
+    sampling needs neither. Only rows that can still matter become probabilities. The draft ends
+    before a bad row: the tokens before it are judged as a draft of their own, so that no text fails
+    for a row that the target alone would not have read. Raises LogitsError if row 0 is bad.
     """
     tokens = draft.tokens
     if sampler.greedy:
@@ -44,10 +49,12 @@ def verify(
 def greedy(tokens: Sequence[int], argmax: Callable[[int], int]) -> Verdict:
     """Accept while the draft token is the target's likeliest one."""
     for i, token in enumerate(tokens):
-        best = argmax(i)
+        best = _unless_bad(argmax, i)
+        if best is None:
+            return _accepted(tokens[:i])
         if token != best:
             return _rejected(tokens, i, best)
-    return _accepted(tokens, argmax(len(tokens)))
+    return _accepted(tokens, _unless_bad(argmax, len(tokens)))
 
 
 def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
@@ -59,10 +66,12 @@ def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rn
     stand, one more token is drawn from p(. | X^k).
     """
     for i, token in enumerate(draft.tokens):
-        p, q = target_probs(i), _draft_probs(draft, i)
+        p, q = _unless_bad(target_probs, i), _draft_probs(draft, i)
+        if p is None:
+            return _accepted(draft.tokens[:i])
         if not rng.accept(min(1.0, p.prob(token) / q.prob(token))):
             return _rejected(draft.tokens, i, draw(residual(p, q), rng))
-    return _accepted(draft.tokens, draw(target_probs(draft.n), rng))
+    return _bonus(draft.tokens, target_probs, rng)
 
 
 def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
@@ -96,8 +105,12 @@ def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], r
     for i, token in enumerate(tokens):
         if w[i] == 0:  # no longer prefix can stand: its rows do not matter
             break
-        p.append(target_probs(i))
-        w.append(min(1.0, w[i] * p[i].prob(token) / _draft_probs(draft, i).prob(token)))
+        row = _unless_bad(target_probs, i)
+        if row is None:  # known from X^i alone, so a block of i tokens keeps the law
+            tokens, k = tokens[:i], i
+            break
+        p.append(row)
+        w.append(min(1.0, w[i] * row.prob(token) / _draft_probs(draft, i).prob(token)))
     w += [0.0] * (k + 1 - len(w))
 
     def h(i: int) -> float:
@@ -107,7 +120,7 @@ def block_rejection(draft: Draft, target_probs: Callable[[int], Distribution], r
 
     tau = next((i for i in range(k, 0, -1) if rng.accept(h(i))), 0)
     if tau == k:
-        return _accepted(tokens, draw(target_probs(k), rng))
+        return _bonus(tokens, target_probs, rng)
     return _rejected(tokens, tau, draw(residual(p[tau], _draft_probs(draft, tau), w[tau]), rng))
 
 
@@ -135,9 +148,31 @@ def _draft_probs(draft: Draft, i: int) -> Distribution:
     return draft.probs[i] if draft.probs is not None else point_mass(draft.tokens[i])
 
 
-def _accepted(tokens: Sequence[int], bonus: int) -> Verdict:
-    """All of the draft stands, and ``bonus`` follows it."""
+def _unless_bad(row: Callable[[int], Result], i: int) -> Result | None:
+    """Row i; None if it is bad, unless it is row 0, which every text needs."""
+    try:
+        return row(i)
+    except LogitsError:
+        if i == 0:
+            raise
+        return None
+
+
+def _bonus(tokens: Sequence[int], target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:
+    """All of ``tokens`` stand, and a draw from the target follows them."""
+    p = _unless_bad(target_probs, len(tokens))
+    return _accepted(tokens, None if p is None else draw(p, rng))
+
+
+def _accepted(tokens: Sequence[int], bonus: int | None = None) -> Verdict:
+    """All of ``tokens`` stand, and ``bonus`` follows them.
+
+    None if the row for it is bad. Then the last token that stands counts as the one that follows:
+    the text may end with it, and otherwise the next round needs that row.
+    """
     n = len(tokens)
+    if bonus is None:
+        return Verdict(tuple(tokens), n, Origin.DRAFT)
     return Verdict((*tokens, bonus), n, Origin.BONUS if n else Origin.TARGET)
 
 

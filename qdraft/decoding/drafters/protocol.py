@@ -44,7 +44,9 @@ class Drafter(Protocol):
         """Tokens to follow ``context``, as many as ``gate`` admits; fewer are allowed.
 
         Where to stop may depend on the draft's distributions and on tokens that are offered,
-        never on a token that is then dropped: that would change its law.
+        never on a token that is then dropped: that would change its law. The loop raises
+        DrafterError for more tokens than ``gate`` took, for a token that the target's vocabulary
+        or its q does not have, and for a q that is not a distribution.
         """
         ...
 
