@@ -5,7 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
+
+from qdraft import cgroups
+
+_ROOT = Path("/")
+# A core with less than this share of the fastest one's capacity only holds the others up.
+_SLOW = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBound:
+    """The bytes that this process can still take, and whose limit that is."""
+
+    n_bytes: int
+    limit: str  # "" for the machine's memory, or where the limit comes from
+
+    def __str__(self) -> str:
+        where = f" under {self.limit}" if self.limit else ""
+        return f"{self.n_bytes / 2**30:.2f} GiB are free{where}"
 
 
 def cpu_name() -> str:
@@ -29,11 +48,16 @@ def cpu_id() -> str:
     return f"{platform.machine()}-{hashlib.sha256(' '.join(traits).encode()).hexdigest()[:16]}"
 
 
-def default_threads() -> int:
-    """Return the number of physical cores, within the CPUs and the quota of this process."""
-    allowed = _allowed_cpus()
-    quota = _cgroup_quota()
-    return max(1, min(_physical_cores(allowed), quota or len(allowed)))
+def default_threads(root: Path = _ROOT) -> int:
+    """Return the number of fast physical cores, within the CPUs and the quota of this process.
+
+    All threads wait for the slowest one, so cores made to save power are left out. ``root`` is the
+    directory that holds /proc and /sys, here and below.
+    """
+    cpus = _fast_cpus(_allowed_cpus(), root)
+    quota = cgroups.cpu_quota(root)
+    most = len(cpus) if quota is None else int(quota)
+    return max(1, min(_physical_cores(cpus, root), most))
 
 
 def load_average() -> float | None:
@@ -54,10 +78,46 @@ def is_overloaded() -> bool:
     return load is not None and load > 2 * (os.cpu_count() or 1)
 
 
-def free_memory() -> int | None:
-    """Return the bytes of memory that programs can still take; None if it is unknown."""
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Return the bytes of memory that this process can still take; None if it is unknown.
+
+    The memory of mapped files counts as free, because the system can drop it.
+    """
+    bound = memory_bound(root)
+    return bound.n_bytes if bound else None
+
+
+def memory_bound(root: Path = _ROOT) -> MemoryBound | None:
+    """Return what bounds the memory of this process: the machine, or a control group's limit."""
+    of_group = cgroups.free_memory(root)
+    bounds = [
+        MemoryBound(n_bytes, limit)
+        for n_bytes, limit in (
+            (_available(root), ""),
+            (of_group, "the memory limit of this control group"),
+        )
+        if n_bytes is not None
+    ]
+    return min(bounds, key=lambda bound: bound.n_bytes, default=None)
+
+
+def address_bound() -> MemoryBound | None:
+    """Return what bounds memory and mapped files together, which is `ulimit -v`; None without."""
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
+    return MemoryBound(max(0, limit - n_pages * resource.getpagesize()), "ulimit -v")
+
+
+def _available(root: Path) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024 * int(line.split()[1])
     except (OSError, ValueError):
@@ -82,18 +142,41 @@ def _allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _physical_cores(cpus: set[int]) -> int:
-    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+def _fast_cpus(cpus: set[int], root: Path) -> set[int]:
+    """Return the CPUs without those of slow cores; all of them if no other is allowed.
+
+    Linux lists the fast CPUs of an Intel hybrid, and the capacity of each CPU of an ARM one.
+    """
+    listed = _parse_cpus(root / "sys/devices/cpu_core/cpus")
+    if listed:
+        return cpus & listed or cpus
+    capacity = root / "sys/devices/system/cpu"
     try:
-        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+        capacities = {
+            cpu: int((capacity / f"cpu{cpu}/cpu_capacity").read_text(encoding="ascii"))
+            for cpu in cpus
+        }
+    except (OSError, ValueError):
+        return cpus
+    fastest = max(capacities.values(), default=0)
+    return {cpu for cpu, value in capacities.items() if value >= _SLOW * fastest}
+
+
+def _parse_cpus(path: Path) -> set[int]:
+    """Return the CPUs of a list such as 0-3,8; none if there is no such file."""
+    try:
+        parts = path.read_text(encoding="ascii").strip().split(",")
+        ends = [[int(end) for end in part.split("-")] for part in parts]
+    except (OSError, ValueError):
+        return set()
+    return {cpu for first, *last in ends for cpu in range(first, (last or [first])[0] + 1)}
+
+
+def _physical_cores(cpus: set[int], root: Path) -> int:
+    folder = root / "sys/devices/system/cpu"
+    try:
+        files = [folder / f"cpu{cpu}/topology/thread_siblings_list" for cpu in cpus]
+        return len({file.read_text() for file in files})
     except OSError:
         # As llama.cpp guesses if the topology is unknown: two threads on each core.
         return len(cpus) if len(cpus) <= 4 else len(cpus) // 2
-
-
-def _cgroup_quota() -> int | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None

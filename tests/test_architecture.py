@@ -20,7 +20,7 @@ ALL_FILES = FILES + sorted(
 
 # A module imports from lower layers and from its own package, never from a package beside it.
 LAYERS = [
-    {"errors", "paths"},
+    {"cgroups", "errors", "paths"},
     {"disk", "text_file"},
     {"decoding"},
     {"gguf", "host"},
@@ -33,7 +33,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-TOP = {"__init__", "__main__", "disk", "errors", "host", "paths", "testing", "text_file"}
+TOP = {"__init__", "__main__", "cgroups", "disk", "errors", "host", "paths", "testing", "text_file"}
 
 
 def layer(module: str) -> int:

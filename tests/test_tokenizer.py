@@ -46,6 +46,8 @@ def test_a_text_with_breaks_is_harmless() -> None:
     for character in "a\n中":
         assert is_harmless(f"x{character * 3_998} x")
         assert not is_harmless(f"x {character * 4_001} x")
+    assert is_harmless("1" * 400)
+    assert not is_harmless("1" * 401)
 
 
 @pytest.mark.parametrize(("pre", "character"), [("tekken", "a"), ("deepseek-v3", "\n")])
@@ -101,7 +103,7 @@ def test_a_vocabulary_that_ends_the_process(
 ) -> None:
     with (
         vocab_of(tmp_path / "m.gguf", model, pre) as vocab,
-        pytest.raises(UsageError, match=f"a text of {len(text)} characters") as caught,
+        pytest.raises(UsageError, match=f"of {len(text)} characters") as caught,
     ):
         vocab.tokenize(text)
     assert "llama.cpp died of SIGABRT" in str(caught.value)

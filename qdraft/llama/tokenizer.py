@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 # A text within these bounds takes less than a second, whatever the pre-tokenizer.
 _MAX_CHARS = 100_000
-_MAX_RUN = 4_000  # characters between spaces, or spaces
 _RUN = re.compile(r"\s+|\S+")
+_MAX_RUN = 4_000
+_DIGITS = re.compile(r"\d+")
+_MAX_DIGITS = 400  # one pre-tokenizer looks ahead over all that follow, for each digit
 _STACK_PER_CHAR = 2_048
 _MIN_STACK = 2**20
 _NO_MODEL = 3  # the child's status if the file does not load
@@ -41,7 +43,12 @@ def is_harmless(text: str) -> bool:
     """Tell whether a text is short enough, and has breaks enough, to be tokenized at once."""
     if len(text) > _MAX_CHARS:
         return False
-    return all(run.end() - run.start() <= _MAX_RUN for run in _RUN.finditer(text))
+    return _longest(_RUN, text) <= _MAX_RUN and _longest(_DIGITS, text) <= _MAX_DIGITS
+
+
+def _longest(pattern: re.Pattern[str], text: str) -> int:
+    """Return the number of characters of the longest match."""
+    return max((match.end() - match.start() for match in pattern.finditer(text)), default=0)
 
 
 def is_trustworthy(vocab: Any, pre_tokenizer: str) -> bool:
@@ -98,10 +105,9 @@ def tokenize_in_child(path: Path, text: str) -> list[int]:
         raise EngineError(f"the vocabulary of {path} does not load: {reason}")
     if child.returncode < 0:
         reason = f"llama.cpp died of {signal.Signals(-child.returncode).name}"
-    longest = max((run.end() - run.start() for run in _RUN.finditer(text)), default=0)
     raise UsageError(
-        f"a text of {len(text)} characters, up to {longest} of them in a row without a break, "
-        f"cannot be tokenized by {path.name}: {reason}",
+        f"{path.name} cannot tokenize a text of {len(text)} characters, up to "
+        f"{_longest(_RUN, text)} of them in a row without a break: {reason}",
         hint="use a shorter text, or one with spaces and line breaks",
     )
 
