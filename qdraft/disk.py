@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def require_space(folder: Path, n_bytes: int, what: str, hint: str) -> None:
             f"{what} needs {show_bytes(n_bytes)} in {folder}, but {show_bytes(free)} is free",
             hint=hint,
         )
+
+
+def is_no_room(error: OSError) -> bool:
+    """Tell whether a write failed because the disk, a quota or a limit of file sizes is full."""
+    return error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 
 
 def show_bytes(n: int) -> str:

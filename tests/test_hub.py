@@ -66,6 +66,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
             name = path.rsplit("/", 1)[-1]
             if path.startswith("/api/models/owner/tiny"):
                 siblings = [{"rfilename": file} for file in content]
+                siblings.append({"rfilename": "huge-Q8_0.gguf", "size": 10**18})
                 data = json.dumps({"id": "owner/tiny", "sha": sha, "siblings": siblings}).encode()
                 self.reply(200, data, body, {"Content-Type": "application/json"})
             elif path.startswith(f"/owner/tiny/resolve/{sha}/") and name in content:
@@ -105,6 +106,7 @@ def test_pull(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("owner/tiny:Q2_K", 2, "this repository has no Q2_K"),
         ("owner/none:F32", 2, "no repository owner/none"),
         ("owner/tiny:Q4_0", 3, "is a web page"),
+        ("owner/tiny:Q8_0", 1, "the download of owner/tiny needs 1000000000.0 GB in"),
         ("not a name", 2, "is not a repository name"),
     )
     # In a process of its own: the library reads its address when it is imported.

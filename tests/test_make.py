@@ -19,13 +19,13 @@ from fakes import Clock, engine, table_logits
 from invoke import qdraft as invoke
 from invoke import schema
 
-from qdraft import EngineParams, Pair, PairSpec, SamplingParams
+from qdraft import EngineParams, Pair, PairSpec, SamplingParams, disk
 from qdraft.cli.make import parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
-from qdraft.errors import UsageError
+from qdraft.errors import DiskSpaceError, UsageError
 from qdraft.gguf.facts import read_facts
 from qdraft.llama.progress import no_progress
-from qdraft.llama.quantize import Recipe, preview, quantize
+from qdraft.llama.quantize import QuantizePreview, Recipe, preview, quantize
 from qdraft.making import job as job_module
 from qdraft.making.calibration import write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
@@ -348,6 +348,37 @@ class TestCommand:
         job = DraftJob(facts, tmp_path / "big-00001-of-00002.imatrix.gguf", None, None, 1, True, 0)
         with pytest.raises(UsageError, match="is the importance matrix"):
             job.check([Recipe("Q2_K")])
+
+    def test_drafts_that_do_not_fit_the_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Refused before any work; what is compared, and removed again, counts too."""
+
+        def plan(source: Path, recipe: Recipe) -> QuantizePreview:
+            size = {"Q8_0": 800, "Q4_0": 400, "IQ2_S": 200}.get(recipe.file_type, 500)
+            needs_matrix = recipe.file_type == "IQ2_S"
+            return QuantizePreview(recipe.file_type, size, 4.5, 0, needs_matrix)
+
+        job = DraftJob(
+            read_facts(tiny.windowed(tmp_path / "big.gguf")), None, None, None, 1, False, 90
+        )
+        monkeypatch.setattr(job_module, "preview", plan)
+        two, two_bits = [Recipe("Q8_0"), Recipe("Q4_0")], [Recipe("IQ2_S", Path("matrix"))]
+        for needed, recipes, search, collects in (
+            (2000, two, False, True),
+            (1200, two, False, False),
+            (1600, two, True, True),
+            (200, two_bits, False, True),
+            (1000, [], True, True),  # the default recipes
+        ):
+            for module in (job_module, disk):
+                monkeypatch.setattr(module, "free_bytes", lambda folder, n=needed: n)
+            job.require_space(recipes, search=search, collects=collects)
+            for module in (job_module, disk):
+                monkeypatch.setattr(module, "free_bytes", lambda folder, n=needed: n - 1)
+            with pytest.raises(DiskSpaceError, match="needs 0 MB in") as raised:
+                job.require_space(recipes, search=search, collects=collects)
+            assert raised.value.hint == "choose another folder with --out"
 
     def test_a_draft_that_appears_meanwhile_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,16 @@ class TestWhatIsReplayed:
             can_share(own, "on")
 
 
+def test_the_space_of_a_recording_is_known_before(tmp_path: Path) -> None:
+    recording = recorded(60, 1.0, 0.3, shared=True)
+    path = tmp_path / "record"
+    records.save(recording, path)
+    n_positions = sum(text.n for text in recording.texts)
+    assert path.stat().st_size < records.most_bytes(n_positions)
+    (text,) = [replace(recording.texts[0], target=np.zeros((60, records.KEPT + 1), np.float16))]
+    assert records.most_bytes(60) >= 6 * text.target.nbytes
+
+
 def recorded(n: int, temperature: float, blend: float, *, shared: bool) -> Recording:
     """Texts of a fake pair, recorded as `qdraft tune` does."""
     params = SamplingParams(temperature, top_k=0, top_p=1, min_p=0)

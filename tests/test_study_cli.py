@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -16,12 +17,15 @@ import tiny
 from invoke import qdraft, schema
 from ladder import REFERENCE, rung
 
+from qdraft import disk
 from qdraft.decoding.intervals import Ratio
-from qdraft.errors import UsageError
+from qdraft.errors import DiskSpaceError, UsageError
 from qdraft.making.calibration import evaluation_text
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
+from qdraft.study import compare as compare_module
 from qdraft.study.compare import ComparisonSpec, compare
+from qdraft.study.logit_store import LogitsWriter
 
 pytestmark = pytest.mark.real
 
@@ -146,10 +150,15 @@ class TestCompare:
         assert "Mean KLD" in again.stdout
 
     def test_an_interrupted_comparison_goes_on(
-        self, smollm2: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        smollm2: tuple[Path, Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """What a job found is kept; the one that was interrupted left nothing, and is run again."""
         monkeypatch.setenv("QDRAFT_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(compare_module, "write_held_out", lambda *args: [])
         ran: list[str] = []
 
         fake = rung("Q8_0", 500, 0.001, 1.7, Ratio(1.1))
@@ -157,7 +166,8 @@ class TestCompare:
         def run(module: str, request: dict[str, Any], progress: object) -> dict[str, Any]:
             ran.append(request["do"])
             if request["do"] == "reference":
-                Path(request["store"]).write_bytes(b"logits")
+                with Path(request["store"]).open("wb") as out:
+                    LogitsWriter(out, {}).close()
                 return REFERENCE.result.as_json()
             if len(ran) == 2:
                 raise KeyboardInterrupt
@@ -175,6 +185,31 @@ class TestCompare:
         assert again.complete
         assert len(compare(spec, run=run).rungs) == 1
         assert len(ran) == 3  # all of it was kept
+        self.damage(tmp_path, caplog)
+        assert [each.result for each in compare(spec, run=run).rungs] == [fake.result]
+        assert ran[3:] == ["reference", "rung"]
+        damaged = [message for message in caplog.messages if "damaged" in message]
+        assert len(damaged) == 2
+        (store,) = (tmp_path / "logits").iterdir()
+        store.write_bytes(store.read_bytes()[:-1])  # as after a crash of the machine
+        compare(spec, run=run)
+        assert ran[5:] == ["reference"]
+        for module in (compare_module, disk):
+            monkeypatch.setattr(module, "free_bytes", lambda folder: 5_000_000)
+        with pytest.raises(DiskSpaceError) as raised:
+            compare(replace(spec, n_chunks=4, rungs=()), run=run)
+        assert str(raised.value) == (f"the comparison needs 12 MB in {tmp_path}, but 5 MB is free")
+        assert str(raised.value.hint).endswith("or score less: --chunks 1 takes 3 MB")
+        assert ran[6:] == []
+
+    def damage(self, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Take one key away from each kept result, and one of its figures from the other."""
+        caplog.clear()
+        first, second = (cache / "compare").iterdir()
+        kept = json.loads(first.read_text())
+        del kept["result"]["quality"]
+        first.write_text(json.dumps(kept))
+        second.write_text("{}")
 
     def test_not_the_same_model(self, smollm2: tuple[Path, Path], tmp_path: Path) -> None:
         other = tmp_path / "other.gguf"

@@ -192,6 +192,9 @@ def make(
         draft.n_measured,
     )
     job.check(recipes)
+    tried = [] if draft.search and not recipe.types else recipes
+    collects = not (recipe.matrix or recipe.no_matrix)
+    job.require_space(tried, search=draft.search, collects=collects)
     ladder: list[TriedRecipe] = []
     with ProgressBars(quiet=output.quiet) as bars:
         matrix_file = _find_matrix(job, recipe, bars)

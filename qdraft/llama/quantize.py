@@ -17,6 +17,8 @@ from qdraft.llama.child import run_job
 from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.paths import new_file
 
+MOST_BYTES = 4  # of a weight in any type: F32
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qdraft.disk import free_bytes, require_space
 from qdraft.errors import PairError, UsageError
 from qdraft.gguf.facts import Facts
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress
-from qdraft.llama.quantize import Recipe
+from qdraft.llama.quantize import MOST_BYTES, Recipe, preview
 from qdraft.making.calibration import N_WRITTEN
 from qdraft.making.make import N_CTX, Made, make_draft, search_draft
 from qdraft.making.matrix import make_matrix
-from qdraft.making.try_recipes import TriedRecipe
+from qdraft.making.try_recipes import TriedRecipe, list_recipes
 from qdraft.pairs import editing, registry
 
 DEFAULT_TYPE = "Q2_K"  # of a draft if no type is asked for
@@ -93,6 +94,24 @@ class DraftJob:
                     f"a pair named {entry.name} already exists",
                     hint="choose another name with --name, or replace the pair with --force",
                 )
+
+    def require_space(self, recipes: Sequence[Recipe], *, search: bool, collects: bool) -> None:
+        """Raise DiskSpaceError unless the folder has room for all drafts.
+
+        A ``search`` tries ``recipes``, none: the default ones, and makes one of them. A draft with
+        an importance matrix, which is given or ``collects``, is compared with one without.
+        """
+        recipes = recipes or list_recipes(None, self.facts.n_layers)
+        n_files = 1 if search else len(recipes)
+        if (n_files + 1) * MOST_BYTES * self.facts.n_parameters < free_bytes(self.folder):
+            return
+        planned = [preview(self.target, replace(recipe, imatrix=None)) for recipe in recipes]
+        sizes = [each.n_bytes for each in planned]
+        needed = max(sizes) if search else sum(sizes)
+        if self.n_measured and (collects or any(recipe.imatrix for recipe in recipes)):
+            needed += max([each.n_bytes for each in planned if not each.needs_matrix], default=0)
+        what = "the draft" if n_files == 1 else f"making {n_files} drafts"
+        require_space(self.folder, needed, what, "choose another folder with --out")
 
     def require_free(self, path: Path, *, is_matrix: bool = False) -> None:
         """Raise UsageError if writing ``path`` would overwrite something that should stay."""

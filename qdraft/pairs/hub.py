@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from qdraft.errors import QDraftError, UsageError
+from qdraft.disk import is_no_room, require_space
+from qdraft.errors import DiskSpaceError, QDraftError, UsageError
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
+_HINT = "free some space, or set HF_HOME to a folder on another disk"
 
 
 Choose = Callable[[Sequence[str], str | None], list[str]]
@@ -22,7 +24,8 @@ def pull(repo: str, wanted: str | None = None, choose: Choose | None = None) -> 
 
     ``wanted`` is a file of the repository or a file type such as Q4_K_M; None takes the only
     model. ``choose`` stands in for ``choose_files``. Raises UsageError if there is no such model,
-    and QDraftError if the hub cannot be reached.
+    DiskSpaceError if the disk has too little space for it, and QDraftError if the hub cannot be
+    reached.
     """
     try:
         from huggingface_hub import HfApi, hf_hub_download
@@ -38,9 +41,10 @@ def pull(repo: str, wanted: str | None = None, choose: Choose | None = None) -> 
             f"qdraft models pull {repo}:{wanted or 'Q4_K_M'}",
         ) from error
     try:
-        info = HfApi().model_info(repo)
-        names = [file.rfilename for file in info.siblings or ()]
-        files = (choose or choose_files)(names, wanted)
+        info = HfApi().model_info(repo, files_metadata=True)
+        siblings = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        files = (choose or choose_files)(list(siblings), wanted)
+        _require_space(repo, info.sha, {file: siblings[file] for file in files})
         return [Path(hf_hub_download(repo, file, revision=info.sha)) for file in files]
     except RepositoryNotFoundError as error:
         raise UsageError(
@@ -50,6 +54,8 @@ def pull(repo: str, wanted: str | None = None, choose: Choose | None = None) -> 
     except HFValidationError as error:
         raise UsageError(f"{repo} is not a repository name (owner/name)") from error
     except (HfHubHTTPError, OSError) as error:
+        if is_no_room(error):
+            raise DiskSpaceError(f"{repo} does not fit the hub's cache", hint=_HINT) from error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise QDraftError(f"the hub cannot be reached: {reason}") from error
     except Exception as error:
@@ -57,6 +63,18 @@ def pull(repo: str, wanted: str | None = None, choose: Choose | None = None) -> 
         if type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
             raise QDraftError(f"the hub cannot be reached: {error}") from error
         raise
+
+
+def _require_space(repo: str, revision: str | None, sizes: Mapping[str, int]) -> None:
+    """Raise DiskSpaceError unless what the hub's cache lacks of these files fits its disk."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    missing = [
+        size
+        for file, size in sizes.items()
+        if not isinstance(try_to_load_from_cache(repo, file, revision=revision), str)
+    ]
+    require_space(Path(constants.HF_HUB_CACHE), sum(missing), f"the download of {repo}", _HINT)
 
 
 def choose_files(files: Sequence[str], wanted: str | None) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from qdraft.disk import require_space
 from qdraft.errors import ModelFileError, UsageError
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.quantize import Quantized, Recipe, quantize
@@ -52,6 +53,9 @@ def packaged_file(entry: Entry, packaged: PackagedModel, folder: Path) -> Path:
         return parts[0]
     joined = folder / "source.gguf"
     if not joined.exists():
+        size = sum(part.stat().st_size for part in parts)
+        hint = "free some space, or set QDRAFT_CACHE_DIR to a folder on another disk"
+        require_space(folder, size, f"the model of the pair {entry.name}", hint)
         with new_file(joined) as path:
             with path.open("wb") as out:
                 for part in parts:

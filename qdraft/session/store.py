@@ -126,7 +126,12 @@ def load_bit_identity(path: Path) -> BitIdentity | None:
     """Return the stored result of a probe; None if there is none or the file is damaged."""
     try:
         fields = _load(path)
-        stored = BitIdentity(int(fields["n_draft"]), fields["depth"], fields["difference"])
+        depth, difference = fields["depth"], fields["difference"]
+        stored = BitIdentity(
+            int(fields["n_draft"]),
+            None if depth is None else int(depth),
+            None if difference is None else float(difference),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return stored if stored.n_draft >= 0 else None

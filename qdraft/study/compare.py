@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from qdraft.errors import PairError, QDraftError, UsageError
+from qdraft.disk import free_bytes, require_space, show_bytes
+from qdraft.errors import EngineError, PairError, QDraftError, UsageError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.gguf.pairing import SAME_MODEL
 from qdraft.gguf.pairing import compare as compare_files
@@ -20,14 +22,15 @@ from qdraft.llama.model import LlamaModel
 from qdraft.llama.native import build_id
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
-from qdraft.llama.quantize import Recipe, file_types, quantize
+from qdraft.llama.quantize import MOST_BYTES, Recipe, file_types, preview, quantize
 from qdraft.llama.rpc import connect
 from qdraft.making.make import write_held_out
 from qdraft.making.matrix import make_matrix
-from qdraft.paths import cache_dir, new_file
+from qdraft.paths import cache_dir, new_file, sweep
 from qdraft.session.store import file_facts, store_path
+from qdraft.study.logit_store import read_about, row_bytes
 from qdraft.study.measure_quant import ReferenceJob, RungJob
-from qdraft.study.perplexity import chunks_of
+from qdraft.study.perplexity import chunks_of, n_scored
 from qdraft.study.ranking import (
     Comparison,
     FailedRung,
@@ -40,9 +43,12 @@ from qdraft.study.rung_result import ReferenceResult, RungResult
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 _MODULE = "qdraft.study.measure_quant"
 _N_MEASURED = 90  # tokens of held-out text to measure acceptance over
-_VERSION = 3  # of what a job measures: qdraft measures results of other versions again
+_MUCH = 10**9  # bytes to write of which a user should know
+_VERSION = 4  # of what a job measures: qdraft measures results of other versions again
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ def compare(
     rung is not another quantization of it.
     """
     ladder = Ladder(spec, progress, run)
+    ladder.require_space()
     reference = ladder.measure_reference()
     rungs: list[Rung | FailedRung] = []
     complete = True
@@ -117,18 +124,73 @@ class Ladder:
         self._params = replace(spec.params, n_ctx=max(1024, spec.n_ctx))
         self._texts: list[tuple[int, list[int]]] = []
 
+    def require_space(self) -> None:
+        """Say what the comparison writes to the cache if that is much.
+
+        Raises DiskSpaceError if it does not fit. What killed comparisons have left goes first.
+        """
+        cache = cache_dir()
+        sweep(cache, below=True)
+        free = free_bytes(cache)
+        is_kept = self._has_logits() and not self._spec.again
+        n_rows = 0 if is_kept else sum(n_scored(len(chunk)) for chunk in self._chunks)
+        n_logits = n_rows * row_bytes(self._n_vocab)
+        kinds = self._missing_kinds()
+        most = n_logits + len(kinds) * MOST_BYTES * self._facts.n_parameters
+        if most < min(free, _MUCH):
+            return
+        n_files = sum(map(self._size_of, kinds))
+        n_chunks = len(self._chunks)
+        hint = "set QDRAFT_CACHE_DIR to a folder on another disk"
+        n_fewer = (free - n_files) * n_chunks // n_logits if n_logits else 0
+        if n_fewer > 0:
+            n_bytes = n_files + n_logits * n_fewer // n_chunks
+            hint += f", or score less: --chunks {n_fewer} takes {show_bytes(n_bytes)}"
+        require_space(cache, n_files + n_logits, "the comparison", hint)
+        log.info(
+            "the comparison writes %s to %s, which stay there for the next one",
+            show_bytes(n_files + n_logits),
+            cache,
+        )
+
+    def _missing_kinds(self) -> list[str]:
+        """The types that are not files in the cache yet, whatever importance matrix they need."""
+        stem = glob.escape(self._facts.path.stem)
+        kinds = [file for file in self._files if isinstance(file, str)]
+        return [kind for kind in kinds if not any(self._folder.glob(f"{stem}-{kind}*.gguf"))]
+
+    def _size_of(self, kind: str) -> int:
+        """The size of the reference in this type; 0 if it cannot be quantized to it."""
+        try:
+            return preview(self._facts.path, Recipe(kind)).n_bytes
+        except EngineError:
+            return 0  # the rung fails for itself
+
     def measure_reference(self) -> Reference:
         """The reference, from the cache if its result and its logits are there."""
         kept = _Kept(store_path("compare", *self._key))
-        data = None if self._spec.again or not self._store.exists() else kept.read()
-        if data is None:
+        result = None
+        if not self._spec.again and self._has_logits():
+            result = kept.read(ReferenceResult.of_json)
+        elif not self._spec.again and self._store.exists():
+            log.warning("%s is damaged: qdraft writes it again", self._store)
+        if result is None:
             with new_file(self._store) as part:  # in this process: an interrupt kills the child
                 job = ReferenceJob(
                     self._facts.path, part, self._chunks, self._params, self._spec.servers
                 )
                 data = self._run(_MODULE, job.as_json(), self._progress)
             kept.write(data)
-        return Reference(_describe(self._facts), ReferenceResult.of_json(data))
+            result = ReferenceResult.of_json(data)
+        return Reference(_describe(self._facts), result)
+
+    def _has_logits(self) -> bool:
+        """Are the reference's logits in the cache, and whole?"""
+        try:
+            read_about(self._store)
+        except UsageError:
+            return False
+        return True
 
     def measure_rungs(self) -> Iterator[Rung | FailedRung]:
         """Each rung in turn; results in the cache come at once. Needs the reference's logits.
@@ -148,8 +210,8 @@ class Ladder:
         facts = file if isinstance(file, Facts) else self._quantize(file)
         bench = f"{spec.temperatures} {spec.n_predict}"
         kept = _Kept(store_path("compare", *self._key, file_facts(facts.path, spec.params), bench))
-        data = None if spec.again else kept.read()
-        if data is None:
+        result = None if spec.again else kept.read(RungResult.of_json)
+        if result is None:
             if not self._texts:
                 self._texts = write_held_out(
                     self._facts.path, spec.params, _N_MEASURED, self._progress
@@ -168,14 +230,20 @@ class Ladder:
             )
             data = self._run(_MODULE, job.as_json(), self._progress)
             kept.write(data)
-        return Rung(_describe(facts, name), RungResult.of_json(data))
+            result = RungResult.of_json(data)
+        return Rung(_describe(facts, name), result)
+
+    @property
+    def _folder(self) -> Path:
+        """The folder in the cache for the reference in other types."""
+        target = self._facts.path
+        stat = target.stat()
+        identity = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
+        return cache_dir() / "ladder" / _digest(identity)
 
     def _quantize(self, kind: str) -> Facts:
         """The reference quantized to a type, in the cache."""
-        spec, target = self._spec, self._facts.path
-        stat = target.stat()
-        identity = f"{target.resolve()} {stat.st_size} {stat.st_mtime_ns} {build_id()}"
-        folder = cache_dir() / "ladder" / _digest(identity)
+        spec, target, folder = self._spec, self._facts.path, self._folder
         matrix = spec.imatrix
         if matrix is None and spec.with_imatrix:
             matrix = folder / "imatrix.gguf"
@@ -202,17 +270,28 @@ class _Kept:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> dict[str, Any] | None:
-        """The kept result; None if there is none, or if it is damaged."""
+    def read(self, parse: Callable[[dict[str, Any]], Result]) -> Result | None:
+        """What ``parse`` makes of the kept result; None if there is none, or if it is damaged."""
         try:
-            value = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            if kept["sha256"] != _digest_of(kept["result"]):
+                raise ValueError("it has changed")
+            return parse(kept["result"])
+        except FileNotFoundError:
             return None
-        return value if isinstance(value, dict) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.debug("%s: %s", self._path, error)
+        log.warning("%s is damaged or of another version: qdraft measures again", self._path)
+        return None
 
     def write(self, data: dict[str, Any]) -> None:
+        kept = {"sha256": _digest_of(data), "result": data}
         with new_file(self._path) as part:
-            part.write_text(json.dumps(data), encoding="utf-8")
+            part.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def _digest_of(data: dict[str, Any]) -> str:
+    return _digest(json.dumps(data, sort_keys=True))
 
 
 def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:

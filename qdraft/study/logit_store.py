@@ -19,9 +19,15 @@ from qdraft.errors import UsageError
 
 Rows = NDArray[np.float32]
 
+_ROW_BYTES = 8  # of a row besides its entries: scale and lowest
 DEPTH = 16.0  # how far below the largest logit a row is kept
 _STEPS = 65535
 _MAGIC = b"qdraft logits 1\n"
+
+
+def row_bytes(n_vocab: int) -> int:
+    """Return the size of one row in a file."""
+    return _ROW_BYTES + 2 * n_vocab
 
 
 class LogitsWriter:
@@ -63,7 +69,7 @@ def read_blocks(path: Path, n_vocab: int) -> Iterator[Rows]:
     with path.open("rb") as file:
         file.seek(len(_MAGIC))
         for n, checksum in blocks:
-            size = n * (8 + 2 * n_vocab)
+            size = n * row_bytes(n_vocab)
             data = file.read(size)
             if len(data) != size or zlib.crc32(data) != checksum:
                 raise UsageError(f"{path} is damaged", hint="remove it; qdraft writes it again")

@@ -78,6 +78,11 @@ def rows_at_once(n_vocab: int) -> int:
     return max(1, min(_MOST_ROWS, _BLOCK // n_vocab))
 
 
+def n_scored(n_tokens: int) -> int:
+    """Return how many positions of a chunk are scored: those of its second half."""
+    return n_tokens - 1 - n_tokens // 2
+
+
 def score_chunk(sequence: TokenSequence, chunk: Sequence[int]) -> Iterator[tuple[list[int], Rows]]:
     """The scored positions of a chunk in blocks: the tokens that follow, and rows of logits.
 

@@ -182,6 +182,12 @@ def _keep(rows: NDArray[np.float32], ids: NDArray[np.intp]) -> Logs:
     return np.concatenate([kept, rest[:, None]], axis=1).astype(np.float16)
 
 
+def most_bytes(n_positions: int) -> int:
+    """Return the size of the recording of so many positions before it is compressed."""
+    n_sets = 2 + len(SHIFTS)  # target, own, and one for each shift
+    return n_positions * (n_sets * (KEPT + 1) * np.dtype(np.float16).itemsize + len(SHIFTS))
+
+
 def save(recording: Recording, path: Path) -> None:
     """Write a recording; the file is either complete or does not exist."""
     arrays: dict[str, NDArray[Any]] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import SamplingParams
+from qdraft.disk import require_space
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
@@ -18,7 +19,7 @@ from qdraft.session.opening import open_spec
 from qdraft.session.pair import Pair
 from qdraft.study.about import describe_pair
 from qdraft.study.prompts import KINDS, Task, built_in
-from qdraft.study.recording import Recording, save
+from qdraft.study.recording import Recording, most_bytes, save
 from qdraft.study.settings import Setting, choose_setting, try_settings
 from qdraft.study.tune import (
     AUTO,
@@ -111,6 +112,10 @@ class Tuner:
         fastest draft is written to ``record_file`` as soon as it is known.
         """
         target = self.spec.models.target
+        if record_file:
+            n_bytes = most_bytes(len(built_in()) * self.n_predict)
+            hint = "choose another folder with --record"
+            require_space(record_file.parent, n_bytes, "the record", hint)
         recorded = [self.record(draft) for draft in drafts]
         best = max(recorded, key=lambda draft: draft.tried[0].replayed.speedup)
         if record_file:
