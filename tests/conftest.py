@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from qdraft.llama.native import limit_spinning
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
 
-# Threads of llama.cpp spin for some microseconds while they wait for each other, then sleep, also
-# in child processes. By default they spin on: as soon as anything else runs on the machine, each
-# waits for one that does not run. It must be set before llama.cpp is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# Some tests load llama.cpp themselves, before the product does.
+limit_spinning()
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -23,6 +23,7 @@ from qdraft.errors import ContextError, EngineError, UsageError
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Sequences
 from qdraft.session.session import Session
+from qdraft.session.threads import Threads
 from qdraft.testing import FakeKvCopy
 
 GREEDY = SamplingParams(temperature=0, logit_bias={1: -np.inf})
@@ -184,6 +185,7 @@ class FakePair:
         self.learned = Learned()
         self.opened: list[Sequences] = []
         self.holding: set[Session] = set()
+        self.threads = Threads([])
 
     def open_sequences(self) -> Sequences:
         target, draft = engine(), engine(blend=0.3)

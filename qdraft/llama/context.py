@@ -48,6 +48,7 @@ class LlamaContext:
         self.model = model
         self.vocab = model.vocab
         self.n_threads = params.n_threads or default_threads()
+        self.n_threads_batch = params.n_threads_batch or self.n_threads
         n_ctx = params.n_ctx
         if n_ctx is None:
             n_ctx = min(DEFAULT_N_CTX, model.n_ctx_train)
@@ -89,7 +90,7 @@ class LlamaContext:
         native_params.n_ubatch = params.n_ubatch
         native_params.n_outputs_max = n_rows  # else llama.cpp reserves room for n_ubatch rows
         native_params.n_threads = self.n_threads
-        native_params.n_threads_batch = params.n_threads_batch or self.n_threads
+        native_params.n_threads_batch = self.n_threads_batch
         native_params.type_k = getattr(self._lib, f"GGML_TYPE_{params.cache_type_k.upper()}")
         native_params.type_v = getattr(self._lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
         native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
@@ -172,10 +173,10 @@ class LlamaContext:
             other.n_past for other in self._sequences.values() if other is not sequence
         )
 
-    def use_threads(self, n: int) -> None:
-        """Decode with ``n`` threads from now on, batches too."""
-        self._lib.llama_set_n_threads(self.native, n, n)
-        self.n_threads = n
+    def use_threads(self, n: int, n_batch: int) -> None:
+        """Decode one token with ``n`` threads from now on, and several with ``n_batch``."""
+        self._lib.llama_set_n_threads(self.native, n, n_batch)
+        self.n_threads, self.n_threads_batch = n, n_batch
 
     def decode(self, id: int, start: int, tokens: Sequence[int], logits: int) -> None:
         """Decode at most ``step`` tokens of a sequence, which holds ``start`` tokens so far.

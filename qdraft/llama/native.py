@@ -56,6 +56,7 @@ def lib() -> Any:
     another on the thread of ``rpc_guard``, and raise ServerError if a server is lost under them.
     Raises EngineError if llama-cpp-python does not load.
     """
+    limit_spinning()
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
@@ -66,6 +67,16 @@ def lib() -> Any:
     _route_log(llama_cpp)
     llama_cpp.llama_backend_init()
     return NativeLibrary(llama_cpp)
+
+
+def limit_spinning() -> None:
+    """Let OpenMP's threads sleep after some microseconds of waiting, unless the user says how.
+
+    By default they spin on: as soon as another program runs on one of their cores, each waits for
+    one that does not run. libgomp reads its settings once, when llama.cpp is loaded.
+    """
+    if "GOMP_SPINCOUNT" not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 @cache

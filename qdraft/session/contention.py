@@ -31,14 +31,29 @@ class Contention:
 
     def add(self, round: Round) -> bool:
         """Take in a round after the first; return True if it is the third slow one in a row."""
-        key = (round.n_draft + 1, round.n_context // _DEPTH)
         verify_s = round.times.verify_s
-        fastest = self._fastest.setdefault(key, verify_s)
-        self._fastest[key] = min(fastest, verify_s)
-        slower = verify_s / fastest if fastest > 0 else 1.0
+        fastest = self._fastest.setdefault(_kind(round), verify_s)
+        self._fastest[_kind(round)] = min(fastest, verify_s)
+        slower = self.times_the_fastest(round)
         self._n_slow = self._n_slow + 1 if slower > _SLOW else 0
         if self._n_slow < _N_IN_A_ROW:
             return False
         self._n_slow = 0
         self.times_slower = slower
         return True
+
+    def times_the_fastest(self, round: Round) -> float:
+        """How many times the fastest decode of its kind a round's took; 1 if none is known."""
+        fastest = self._fastest.get(_kind(round), 0.0)
+        return round.times.verify_s / fastest if fastest > 0 else 1.0
+
+    def with_half_the_threads(self) -> Contention:
+        """Watch decodes with half the threads, which may take twice as long as the fastest here."""
+        half = Contention()
+        half._fastest = {kind: 2 * fastest for kind, fastest in self._fastest.items()}
+        return half
+
+
+def _kind(round: Round) -> tuple[int, int]:
+    """Which rounds have decodes that should take as long: of one width, in texts as long."""
+    return round.n_draft + 1, round.n_context // _DEPTH

@@ -51,6 +51,7 @@ class Generation:
         self._ended = False
         self._closed = False  # by ``close``, which may be before the end
         self._failed = False
+        self._holds_threads = False
         self.prompt = tuple(prompt)
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
@@ -155,12 +156,17 @@ class Generation:
         return self._decoding
 
     def _n_most(self) -> int:
-        """Return the longest draft of this text; ``exact`` probes if no result is stored."""
+        """Return the longest draft of this text.
+
+        ``exact`` holds the threads to the end of the text, and probes if no result is stored.
+        """
         wanted = self._params.most_drafted
         if KINDS[self._params.drafter].may_run_alone and self._pair.draft is None:
             return 0
         if not (self._params.exact and wanted):
             return wanted
+        self._pair.threads.hold()
+        self._holds_threads = True
         self.bit_identity = self._pair.bit_identity(max(8, wanted))
         return min(wanted, self.bit_identity.n_draft)
 
@@ -197,6 +203,8 @@ class Generation:
             return ""
         self.session.end(self, intact=intact)  # first: an interrupt here must not lock the session
         self._ended = True
+        if self._holds_threads:
+            self._pair.threads.release()
         held = self._reader.flush()
         self.text += held
         return held

@@ -29,6 +29,7 @@ from qdraft.session.generation import Generation
 from qdraft.session.learned import Learning, MakeLearning
 from qdraft.session.session import Session
 from qdraft.session.store import file_facts, find_bit_identity
+from qdraft.session.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class Pair:
     ``contexts`` holds the llama.cpp contexts, and ``placed`` says what is on which device. ``spec``
     is what was loaded, ``vocab`` the target's vocabulary, and ``kv`` says whether the draft gets
     the target's KV cells. ``learned`` is what the drafting policy has learned, ``can_draft`` says
-    whether the target can verify drafts, and whoever uses ``contexts`` holds ``lock``.
+    whether the target can verify drafts, ``threads`` chooses how many threads they use, and whoever
+    uses ``contexts`` holds ``lock``.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Pair:
             )
             self.placed = self.contexts.map(lambda context: context.placed)
             self._learning = learning(self.spec, self.placed, self.kv)
+            self.threads = self._watch_threads()
         except BaseException:
             self.close()
             raise
@@ -149,6 +152,12 @@ class Pair:
         context = LlamaContext(model, spec.params)
         self._resources.callback(context.close)
         return context
+
+    def _watch_threads(self) -> Threads:
+        # Fewer threads help only if the CPU computes. The delays of a link look like contention.
+        placed, costs = self.placed.target, self.learned.costs
+        on_cpu = placed.n_offloaded < len(placed.layers) and not costs.over_a_link
+        return Threads(tuple(self.contexts), costs.target_s, watched=on_cpu)
 
     def _warn(self, target: Facts) -> None:
         """Warn of experts, which make drafting gain less, and of layers on the wrong device."""
@@ -266,19 +275,24 @@ class Pair:
 
     def observe(self, round: Round) -> None:
         """Take in a round; use fewer threads if the rounds show that other programs use the CPU."""
-        self._learning.watch(round, self.contexts)
+        self.threads.watch(round)
 
     def save_costs(self) -> None:
-        """Store the costs of the rounds for later runs, if the pair started from stored ones."""
-        self._learning.save()
+        """Store the costs of the rounds for later runs, if the pair started from stored ones.
+
+        Costs with fewer threads than asked for are not stored: later runs start with all of them.
+        """
+        if self.threads.settled:
+            self._learning.save()
 
     def bit_identity(self, n_most: int) -> BitIdentity:
         """Return the longest draft, up to ``n_most`` tokens, whose verify rows are bit-identical.
 
-        qdraft probes once for the target as it is loaded, and stores the result for later runs.
+        qdraft probes once for the target as it is loaded, with all of its threads, and stores the
+        result for later runs.
         """
         target = self.spec.models.target
-        with self.sequences() as sequences:
+        with self.sequences() as sequences, self.threads.held():
             return find_bit_identity(
                 sequences.target,
                 file_facts(target.path, target.params),
