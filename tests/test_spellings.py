@@ -29,7 +29,7 @@ NAMES = [
     if not line.startswith("#")
 ]
 # Model cards and guides have these; llama.cpp has dropped them, or has them in another form.
-OLDER = ("--mlock", "--no-mmap", "-ins", "-cml", "--draft-max=", "--draft-min=", "-ps=", "-gqa=")
+OLDER = ("-ins", "-cml", "--draft-max=", "--draft-min=", "-ps=", "-gqa=")
 
 
 def commands() -> dict[str, QdraftCommand]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import typer
 
 from qdraft.cli.opening import open_described
@@ -12,9 +15,12 @@ from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import RunOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.text import TextOptions
+from qdraft.decoding.records import Chunk
 from qdraft.errors import QDraftError, UsageError
+from qdraft.llama.progress import no_progress
 from qdraft.render.console import TextStream, show_json, talk_console
 from qdraft.render.placed import placed_view
+from qdraft.render.progress import ProgressBars
 from qdraft.render.run import check_view, run_report, summary_view
 from qdraft.session.check import Check
 from qdraft.session.endless import ban_ends
@@ -80,7 +86,7 @@ def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, g
         stream = TextStream(color=output.color, raw=output.raw_output)
     check = None
     try:
-        for chunk in generation:
+        for chunk in _with_progress(pair, generation, quiet=output.quiet):
             if stream:
                 stream.write(chunk)
         if output.check:
@@ -93,6 +99,17 @@ def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, g
         raise
     _show_figures(pair, generation, output, check, stream, greedy=greedy)
     return status
+
+
+def _with_progress(pair: Pair, generation: Generation, *, quiet: bool) -> Iterator[Chunk]:
+    """Give the chunks of a text; if reading the prompt takes long, show how far that is."""
+    chunks = iter(generation)
+    with ProgressBars(quiet=quiet) as bars:
+        pair.show_progress(bars.report)
+        first = list(islice(chunks, 1))
+        pair.show_progress(no_progress)
+    yield from first
+    yield from chunks
 
 
 def _show_figures(

@@ -115,9 +115,9 @@ _MISSING = {
     "use qdraft devices": "--list-devices",
     "use qdraft --version": "--version",
     "use qdraft --help": "--usage --completion-bash",
-    "qdraft maps files into memory, so leave it out": "-lm=auto|mmap --load-mode=auto|mmap "
-    "--mlock --no-mmap -dio --direct-io -ndio --no-direct-io -lzm=auto --lazy-mode=auto "
-    "--check-tensors --no-host",
+    "use --mlock or --no-mmap": "-lm=auto|mmap --load-mode=auto|mmap",
+    "qdraft maps files into memory, so leave it out": "-dio --direct-io -ndio --no-direct-io "
+    "-lzm=auto --lazy-mode=auto --check-tensors --no-host",
     "use numactl": "--numa=",
     "use taskset": "-C= --cpu-mask= -Cr= --cpu-range= --cpu-strict=0 -Cb= --cpu-mask-batch= -Crb= "
     "--cpu-range-batch= --cpu-strict-batch=0 -Cd= --spec-draft-cpu-mask= --cpu-mask-draft= -Crd= "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdraft.decoding.records import MAX_N_DRAFT
 from qdraft.errors import ContextError, DeviceMemoryError, EngineError
-from qdraft.host import default_threads
+from qdraft.host import bytes_read, default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.interrupts import interruptible
 from qdraft.llama.model import LESS_MEMORY, LlamaModel, is_short_of_memory
@@ -21,6 +21,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import Placed, read_back
 from qdraft.llama.rpc import keep_alive
 from qdraft.llama.sequence import LlamaSequence
+from qdraft.llama.slow_pass import SlowPass
 
 DEFAULT_N_CTX = 4096
 # The ids of sequences, which are the texts that one cache holds side by side. A recurrent or hybrid
@@ -32,8 +33,9 @@ class LlamaContext:
     """One context of a model: a cache for the tokens of its sequences, and its threads.
 
     ``n_ctx`` is the number of tokens that all sequences together can hold. ``decode_s`` adds up the
-    seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context. ``lines``
-    are what llama.cpp logged about the model and this context.
+    seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context.
+    ``n_decodes`` counts the decodes, and ``n_read`` the bytes that they read from the disk.
+    ``lines`` are what llama.cpp logged about the model and this context.
     """
 
     def __init__(
@@ -73,12 +75,13 @@ class LlamaContext:
         self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))
         # All rows of an eval come from one step.
         self.n_rows = n_rows
-        self.step = max(
-            n_rows, params.n_ubatch if params.n_ubatch > MAX_N_DRAFT else params.n_batch
-        )
+        n_ubatch = params.physical_batch
+        self.step = max(n_rows, n_ubatch if n_ubatch > MAX_N_DRAFT else params.n_batch)
         self._make_batch(self.step)
         self._sequences: dict[int, LlamaSequence] = {}
         self.decode_s = 0.0
+        self.n_decodes = self.n_read = 0
+        self.slow_pass = SlowPass()
         self.copy_s = 0.0
         keep_freed_memory()
 
@@ -87,7 +90,7 @@ class LlamaContext:
         native_params = self._lib.llama_context_default_params()
         native_params.n_ctx = n_ctx
         native_params.n_batch = max(params.n_batch, n_rows)
-        native_params.n_ubatch = params.n_ubatch
+        native_params.n_ubatch = params.physical_batch
         native_params.n_outputs_max = n_rows  # else llama.cpp reserves room for n_ubatch rows
         native_params.n_threads = self.n_threads
         native_params.n_threads_batch = self.n_threads_batch
@@ -178,12 +181,20 @@ class LlamaContext:
         self._lib.llama_set_n_threads(self.native, n, n_batch)
         self.n_threads, self.n_threads_batch = n, n_batch
 
-    def decode(self, id: int, start: int, tokens: Sequence[int], logits: int) -> None:
+    def decode(
+        self,
+        id: int,
+        start: int,
+        tokens: Sequence[int],
+        logits: int,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Decode at most ``step`` tokens of a sequence, which holds ``start`` tokens so far.
 
-        ``rows`` then gives the logits of the last ``logits`` of them. Raises ContextError if the
-        cache has no room, and EngineError if llama.cpp fails otherwise; the sequence then holds
-        what it held before.
+        ``rows`` then gives the logits of the last ``logits`` of them. A slow decode ends early once
+        ``interrupted`` returns True. Raises ContextError if the cache has no room, and EngineError
+        if llama.cpp fails otherwise or was interrupted; the sequence then holds what it held
+        before.
         """
         n, context = len(tokens), self.native
         self._batch.n_tokens = n
@@ -193,10 +204,15 @@ class LlamaContext:
         self._wanted[:n] = 0
         self._wanted[n - logits : n] = 1
         with native_errors() as errors:
-            started = time.perf_counter()
+            started, n_read = time.perf_counter(), bytes_read()
+            self.slow_pass.begin(context, interrupted)
             status = self._lib.llama_decode(context, self._batch)
             self._lib.llama_synchronize(context)
-            self.decode_s += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self.slow_pass.end(seconds)
+            self.decode_s += seconds
+            self.n_decodes += 1
+            self.n_read += bytes_read() - n_read
         if status:
             self._lib.llama_memory_seq_rm(self.memory, id, start, -1)
             if status == 1:

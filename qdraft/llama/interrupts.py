@@ -45,8 +45,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if received:
-        handlers[received[0]](received[0], None)
+        if received:  # even if the call failed: it may have ended because of the signal
+            handlers[received[0]](received[0], None)
 
 
 def _handlers() -> dict[int, Handler]:

@@ -100,6 +100,15 @@ OUT_OF_MEMORY = LogPattern(
     },
     ignore_case=True,
 )
+# Loading: the system did not let llama.cpp lock the weights in memory.
+NOT_LOCKED = LogPattern(
+    r"failed to (?:mlock|VirtualLock)|mlock not supported",
+    {
+        "warning: failed to mlock 73728000-byte buffer (after previously locking 0 bytes): Cannot "
+        "allocate memory": (),
+        "warning: mlock not supported on this system": (),
+    },
+)
 # The name of a buffer on an RPC server: the number of its device there, and HOST:PORT.
 SERVER_BUFFER = LogPattern(r"^RPC(\d+)\[(.+)\]$", {"RPC1[10.0.0.2:50052]": ("1", "10.0.0.2:50052")})
 # Quantizing: the number of a tensor, and how many there are.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any
 
 from qdraft.errors import DeviceMemoryError, EngineError, ModelFileError
 from qdraft.llama.interrupts import interruptible
-from qdraft.llama.logs import OUT_OF_MEMORY
+from qdraft.llama.logs import NOT_LOCKED, OUT_OF_MEMORY
 from qdraft.llama.native import lib, listening, native_errors
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import place
@@ -19,6 +20,8 @@ from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.rpc import keep_alive
 from qdraft.llama.trial import require_loadable
 from qdraft.llama.vocab import LlamaVocab
+
+log = logging.getLogger(__name__)
 
 LESS_MEMORY = (
     "use fewer layers (-ngl, -ngld), a smaller context (-c) or smaller cache types (-ctk, -ctv)"
@@ -54,6 +57,7 @@ class LlamaModel:
         native_params = self._lib.llama_model_default_params()
         placed = place(native_params, params)
         native_params.use_extra_bufts = extra_buffers
+        native_params.load_mode = _load_mode(params.load_mode)
         if dry:
             native_params.no_alloc = True
             native_params.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
@@ -88,6 +92,12 @@ class LlamaModel:
             raise failures[0]
         if not self._model:
             raise _load_error(f"{path} does not load: {errors}", self.lines)
+        if any(NOT_LOCKED.search(line) for line in self.lines):
+            log.warning(
+                "%s: the system does not let qdraft lock all of it in memory; raise the limit with "
+                "ulimit -l",
+                path.name,
+            )
         self.vocab = LlamaVocab(self._model, path)
 
     @property
@@ -138,6 +148,10 @@ class LlamaModel:
         if model:
             with suppress(EngineError):  # the memory of a lost server is lost with it
                 self._lib.llama_model_free(model)
+
+
+def _load_mode(name: str) -> int:
+    return int(getattr(lib(), f"LLAMA_LOAD_MODE_{name.upper().replace('+', '_')}"))
 
 
 def _load_error(problem: str, lines: Sequence[str]) -> EngineError | ModelFileError:

@@ -13,6 +13,7 @@ ALL_LAYERS = -1
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 FLASH_ATTENTION = ("auto", "on", "off")
 SPLIT_MODES = ("none", "layer", "row", "tensor")  # in the order of llama_split_mode
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
 NO_DEVICE = "none"  # in ``devices``: the CPU alone
 
 
@@ -31,13 +32,21 @@ class EngineParams:
     ``split_mode`` "none" uses. ``override_tensors`` pairs patterns of tensor names with names of
     devices or buffer types. ``kv_offload`` False keeps the KV cache in the CPU's memory.
 
+    ``load_mode`` says how weights get into the CPU's memory: "mmap" maps the file, so that the
+    system may drop what it can read again, "none" reads the file into memory of its own, and
+    "mlock" and "mmap+mlock" also lock that memory. "auto" maps the file, except that a pair reads
+    its draft into memory if both models do not fit.
+
+    ``n_ubatch`` None is 512, or ``n_batch`` if that is less; a pair takes up to ``n_batch`` if its
+    target does not fit in memory, because each physical batch then reads the file again.
+
     ``extra_buffers`` allows llama.cpp's repacked weights; None allows them for a draft if a probe
     has shown that they are safe here, and not for a target.
     """
 
     n_ctx: int | None = None
     n_batch: int = 2048
-    n_ubatch: int = 512
+    n_ubatch: int | None = None
     n_threads: int = 0
     n_threads_batch: int = 0
     n_gpu_layers: int | None = None
@@ -51,13 +60,14 @@ class EngineParams:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     extra_buffers: bool | None = None
+    load_mode: str = "auto"
 
     def __post_init__(self) -> None:
         limit = 2**24
         require(0 <= (self.n_ctx or 0) <= limit, "n_ctx", self.n_ctx, f"0 (the model's) to {limit}")
         require(self.n_batch <= limit, "n_batch", self.n_batch, f"at most {limit}")
         require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
-        require(0 < self.n_ubatch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
+        require(0 < self.physical_batch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
             require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
         n_layers = self.n_gpu_layers
@@ -72,6 +82,7 @@ class EngineParams:
             "cache_type_v": CACHE_TYPES,
             "flash_attn": FLASH_ATTENTION,
             "split_mode": SPLIT_MODES,
+            "load_mode": LOAD_MODES,
         }
         for name, known in choices.items():
             choice = getattr(self, name)
@@ -103,6 +114,11 @@ class EngineParams:
                 f"main_gpu needs split_mode none or row, not {self.split_mode}",
                 hint="use split_mode none for the main GPU alone, or name the devices to use",
             )
+
+    @property
+    def physical_batch(self) -> int:
+        """The tokens that one pass over the weights takes at most."""
+        return min(512, self.n_batch) if self.n_ubatch is None else self.n_ubatch
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> EngineParams:

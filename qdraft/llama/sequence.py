@@ -75,8 +75,10 @@ class LlamaSequence:
             step = self.context.step
             size = left if left <= step else min(step, left - logits)
             part = tokens[start : start + size]
-            with interruptible():  # llama.cpp may log, which is a callback
-                self.context.decode(self.id, self.n_past, part, logits if size == left else 0)
+            wanted = logits if size == left else 0
+            self.context.slow_pass.expect(start, size, n)
+            with interruptible() as interrupted:  # llama.cpp may log, which is a callback
+                self.context.decode(self.id, self.n_past, part, wanted, interrupted)
                 self._tokens += part
             start += size
         return self.context.rows(logits)

@@ -59,7 +59,7 @@ class ProgressBars:
         """Show how far something is: a ``qdraft.llama.progress.Progress``."""
         if what not in self._tasks:
             is_line = not (self._quiet or self._console.is_terminal)
-            if is_line and not what.startswith("loading "):
+            if is_line and not what.startswith(("loading ", "decoding ")):
                 self._console.print(what)
             self._tasks[what] = self._progress.add_task(what, total=of)
         self._progress.update(self._tasks[what], completed=done, visible=done < of)

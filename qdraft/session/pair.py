@@ -18,20 +18,27 @@ from qdraft.gguf.facts import Facts, recurrent_error, require_model, require_rol
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.placed import surprises_of
+from qdraft.llama.placed import CPU, surprises_of
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
+from qdraft.placement.needs import dry_run
+from qdraft.placement.outlook import describe, foresee
+from qdraft.placement.plan import ALPHA
+from qdraft.placement.residency import find_residency
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.generation import Generation
+from qdraft.session.held_weights import HeldWeights
 from qdraft.session.learned import Learning, MakeLearning
 from qdraft.session.session import Session
 from qdraft.session.store import file_facts, find_bit_identity
 from qdraft.session.threads import Threads
 
 log = logging.getLogger(__name__)
+
+_WIDE = 0.1  # of the free memory: what the buffers of a wide physical batch may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,14 @@ class Pair:
                 require_rollback(each)
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
+        self.residency = find_residency(self.spec.models)
+        self.held: HeldWeights | None = None  # of a target that does not fit in memory
         try:
+            if not self.residency.fits:
+                self._warn_of_streaming()
+                self.spec = replace(self.spec, models=_keep_draft(self.spec.models))
             self.contexts = self._load(facts, progress)
+            self._hold_weights()
             self.kv = couple(
                 self.contexts.target,
                 self.contexts.draft,
@@ -117,7 +130,9 @@ class Pair:
         """Load the weights and make the contexts."""
         models = self.spec.models
         weights = self._load_weights(models.target, progress, is_target=True)
-        target = self._make_context(weights, models.target)
+        wide = self.residency.n_streamed and models.target.params.n_ubatch is None
+        make = self._make_wide_context if wide else self._make_context
+        target = make(weights, models.target)
         if self.spec.template is not None:
             weights.vocab.use_template(self.spec.template)
         if models.draft is None:
@@ -157,7 +172,34 @@ class Pair:
         # Fewer threads help only if the CPU computes. The delays of a link look like contention.
         placed, costs = self.placed.target, self.learned.costs
         on_cpu = placed.n_offloaded < len(placed.layers) and not costs.over_a_link
-        return Threads(tuple(self.contexts), costs.target_s, watched=on_cpu)
+        streams = self.held is not None  # and so do those of a disk
+        return Threads(tuple(self.contexts), costs.target_s, watched=on_cpu and not streams)
+
+    def _make_wide_context(self, model: LlamaModel, spec: ModelSpec) -> LlamaContext:
+        """Make the context of a target that does not fit, so that a prompt takes few passes.
+
+        Each physical batch reads all of the weights. It is as wide as the logical one if its
+        buffers take at most a tenth of the memory, which else could hold weights.
+        """
+        n_ubatch = spec.params.n_batch
+        while n_ubatch > spec.params.physical_batch:
+            wide = replace(spec, params=replace(spec.params, n_ubatch=n_ubatch))
+            if dry_run(spec.path, wide.params).shares[CPU].compute < _WIDE * self.residency.free:
+                return self._make_context(model, wide)
+            n_ubatch //= 2
+        return self._make_context(model, spec)
+
+    def _warn_of_streaming(self) -> None:
+        outlook = foresee(self.spec.models, ALPHA, self.residency)
+        if outlook:
+            log.warning("%s %s", self.target.path.name, describe(outlook))
+
+    def _hold_weights(self) -> None:
+        """Keep a part of the target's mapped weights in memory if they do not fit."""
+        target = self.spec.models.target
+        if self.residency.n_streamed and target.params.load_mode in ("auto", "mmap"):
+            self.held = HeldWeights(target, self.contexts)
+            self._resources.callback(self.held.close)
 
     def _warn(self, target: Facts) -> None:
         """Warn of experts, which make drafting gain less, and of layers on the wrong device."""
@@ -273,8 +315,14 @@ class Pair:
         """Note that a session no longer holds sequences."""
         self._sessions.discard(session)
 
+    def show_progress(self, progress: Progress) -> None:
+        """Report the tokens that are done of each decode of the target that takes long."""
+        self.contexts.target.slow_pass.progress = progress
+
     def observe(self, round: Round) -> None:
         """Take in a round; use fewer threads if the rounds show that other programs use the CPU."""
+        if self.held:
+            self.held.observe()
         self.threads.watch(round)
 
     def save_costs(self) -> None:
@@ -328,6 +376,17 @@ def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
     if models.draft and facts.draft:
         draft = replace(models.draft, path=facts.draft.path)
     return Both(replace(models.target, path=facts.target.path), draft)
+
+
+def _keep_draft(models: Both[ModelSpec]) -> Both[ModelSpec]:
+    """Return the models with a draft that is read into memory, where the target cannot push it out.
+
+    The system drops what it can read again, and that is all of a mapped file.
+    """
+    draft = models.draft
+    if draft is None or draft.params.load_mode != "auto" or _is_same(models.target, draft):
+        return models
+    return Both(models.target, replace(draft, params=replace(draft.params, load_mode="none")))
 
 
 def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:

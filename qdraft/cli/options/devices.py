@@ -151,6 +151,29 @@ class DeviceOptions(Group):
         ),
         Sets("servers"),
     ] = None
+    mlock: Annotated[
+        bool, option(_CONTEXT, "--mlock", help="Lock the target's weights in memory.")
+    ] = False
+    mlock_draft: Annotated[
+        bool, option(_CONTEXT, "--mlock-draft", help="Lock the draft's weights in memory.")
+    ] = False
+    no_mmap: Annotated[
+        bool,
+        option(
+            _CONTEXT,
+            "--no-mmap",
+            help="Read the target's weights into memory instead of mapping the file.",
+        ),
+    ] = False
+    no_mmap_draft: Annotated[
+        bool,
+        option(
+            _CONTEXT,
+            "--no-mmap-draft",
+            help="Read the draft's weights into memory instead of mapping the file; qdraft does so "
+            "by itself if target and draft do not fit in memory together.",
+        ),
+    ] = False
     threads: Annotated[
         int,
         option(
@@ -224,7 +247,7 @@ class DeviceOptions(Group):
             "-ub",
             "--ubatch-size",
             help="Physical batch size in tokens.",
-            default="512, or --batch-size if that is less",
+            default="512, or --batch-size if that is less or the target does not fit in memory",
         ),
         Sets("n_ubatch"),
     ] = None
@@ -253,7 +276,7 @@ class DeviceOptions(Group):
         target = EngineParams(
             n_ctx=self.ctx_size,
             n_batch=self.batch_size,
-            n_ubatch=min(512, self.batch_size) if self.ubatch_size is None else self.ubatch_size,
+            n_ubatch=self.ubatch_size,
             n_threads=self.threads,
             n_threads_batch=self.threads_batch,
             n_gpu_layers=parse_gpu_layers(self.gpu_layers, "--gpu-layers"),
@@ -268,6 +291,7 @@ class DeviceOptions(Group):
             cache_type_k=self.cache_type_k,
             cache_type_v=self.cache_type_v,
             flash_attn=self.flash_attn,
+            load_mode=load_mode(lock=self.mlock, no_mmap=self.no_mmap),
         )
         try:
             return target, self._of_draft(target)
@@ -291,6 +315,7 @@ class DeviceOptions(Group):
             ),
             cache_type_k=self.cache_type_k_draft or self.cache_type_k,
             cache_type_v=self.cache_type_v_draft or self.cache_type_v,
+            load_mode=load_mode(lock=self.mlock_draft, no_mmap=self.no_mmap_draft),
         )
         if not self.device_draft:
             return replace(draft, devices=())
@@ -313,6 +338,13 @@ def _draft_names() -> dict[str, str]:
     }
     of_target = [name.removesuffix("_draft") for name in draft_fields()]
     return {names.get(name, name): options[f"{name}_draft"] for name in of_target}
+
+
+def load_mode(*, lock: bool, no_mmap: bool) -> str:
+    """Return the load mode of ``EngineParams`` that these options ask for."""
+    if lock:
+        return "mlock" if no_mmap else "mmap+mlock"
+    return "none" if no_mmap else "auto"
 
 
 def parse_gpu_layers(text: str, option: str) -> int | None:
