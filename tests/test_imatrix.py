@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import struct
 import subprocess
@@ -13,11 +14,14 @@ import tiny
 
 from qdraft import EngineParams
 from qdraft.errors import ModelFileError, UsageError
+from qdraft.gguf.facts import Facts, read_facts
+from qdraft.gguf.header import read_header
 from qdraft.gguf.imatrix import ImportanceMatrix, load
 from qdraft.llama.imatrix import collect
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.quantize import Recipe, quantize
 from qdraft.making.calibration import built_in_text, to_chunks
+from qdraft.making.matrix import check_matrix
 
 # llama-imatrix -m SmolLM2-135M-Instruct.Q4_1.gguf -f qdraft/data/calibration.txt -c 512 --chunks 2
 # of llama-cpp-python 0.3.36: sum of the means of a weight, and the means of columns 0, 100, 500.
@@ -94,6 +98,79 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ModelFileError, match="importance matrix"):
         load(path)
+
+
+class TestOfAModel:
+    """A matrix for a model: of its tensors, with data for all of them.
+
+    https://github.com/ggml-org/llama.cpp/issues/9167
+    """
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Facts:
+        return read_facts(tiny.mixture(tmp_path / "moe.gguf"))
+
+    def matrix_of(self, target: Facts) -> ImportanceMatrix:
+        """A matrix with data for every tensor of the layers, as a collection gives it."""
+        rng = np.random.default_rng(0)
+        matrix = ImportanceMatrix(n_chunks=1)
+        for tensor in read_header(target.path).tensors:
+            if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+                n_columns, n_matrices = tensor.shape[0], math.prod(tensor.shape[2:])
+                for i in range(n_matrices):
+                    rows = rng.normal(size=(3, n_columns)).astype(np.float32)
+                    matrix.add(tensor.name, i, n_matrices, rows)
+        return matrix
+
+    def check(self, matrix: ImportanceMatrix, target: Facts, folder: Path) -> None:
+        path = folder / "matrix.gguf"
+        matrix.save(path)
+        check_matrix(path, target)
+
+    def test_its_own(self, target: Facts, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        matrix = self.matrix_of(target)
+        self.check(matrix, target, tmp_path)
+        # The router is read too, but llama.cpp does not quantize it.
+        for by_name in (matrix.sums, matrix.counts):
+            del by_name["blk.0.ffn_gate_inp.weight"]  # type: ignore[attr-defined]
+        self.check(matrix, target, tmp_path)
+        assert caplog.messages == []
+
+    def test_gaps_are_counted(
+        self, target: Facts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        matrix = self.matrix_of(target)
+        del matrix.sums["blk.0.attn_q.weight"]
+        matrix.sums["blk.1.attn_k.weight"][:] = 0
+        matrix.sums["blk.1.ffn_up_exps.weight"][1:3] = 0
+        matrix.counts["blk.1.ffn_down_exps.weight"][0] = 0
+        matrix.sums["blk.1.ffn_down_exps.weight"][0] = 0
+        self.check(matrix, target, tmp_path)
+        (message,) = caplog.messages
+        # Of each layer: 4 matrices of attention, and 3 of each of 4 experts.
+        assert "has no data for 5 of the 32 matrices of moe.gguf" in message
+        assert (matrix.means("blk.1.attn_k.weight") == 1).all()
+        up = matrix.means("blk.1.ffn_up_exps.weight").reshape(4, -1)
+        assert [bool((row == 1).all()) for row in up] == [False, True, True, False]
+
+    def test_another_models(self, target: Facts, tmp_path: Path) -> None:
+        matrix = self.matrix_of(target)
+        matrix.add("blk.2.attn_q.weight", 0, 1, np.ones((1, 64), dtype=np.float32))
+        with pytest.raises(ModelFileError, match=r"of another model than moe.gguf: 1 of its 17"):
+            self.check(matrix, target, tmp_path)
+        matrix = self.matrix_of(target)
+        del matrix.sums["blk.0.attn_q.weight"]
+        matrix.add("blk.0.attn_q.weight", 0, 1, np.ones((1, 32), dtype=np.float32))
+        with pytest.raises(ModelFileError, match=r"attn_q.weight has 32 values, the model's 64"):
+            self.check(matrix, target, tmp_path)
+
+    def test_values_that_no_collection_gives(self, target: Facts, tmp_path: Path) -> None:
+        for factor, message in ((-1, "negative values"), (0, "all values are zero")):
+            matrix = self.matrix_of(target)
+            for sums in matrix.sums.values():
+                sums *= factor
+            with pytest.raises(ModelFileError, match=message):
+                self.check(matrix, target, tmp_path)
 
 
 def test_chunks() -> None:

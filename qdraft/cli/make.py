@@ -20,6 +20,7 @@ from qdraft.gguf.facts import require_model
 from qdraft.llama.quantize import QuantizePreview, Recipe, preview
 from qdraft.making.calibration import MAX_WRITTEN, N_WRITTEN
 from qdraft.making.job import DEFAULT_TYPE, DraftJob, NamedDraft
+from qdraft.making.matrix import check_matrix
 from qdraft.making.try_recipes import TriedRecipe
 from qdraft.render.console import show_json, talk_console
 from qdraft.render.make import ladder_view, made_view, previews_view
@@ -178,6 +179,8 @@ def make(
     """
     _refuse_combinations(draft, recipe)
     facts = require_model(target)
+    if recipe.matrix:
+        check_matrix(recipe.matrix, facts)
     recipes = recipe.recipes()
     if draft.dry_run:
         _show_previews([preview(facts.path, each) for each in recipes], output)

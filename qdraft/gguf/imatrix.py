@@ -7,7 +7,9 @@ llama.cpp writes them as GGUF (sums and counts as tensors) and, before 2025, as 
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,19 @@ from numpy.typing import NDArray
 from qdraft.errors import ModelFileError
 from qdraft.paths import new_file
 
+# Parts of the names of tensors of layers that llama.cpp leaves as they are.
+_NOT_QUANTIZED = (
+    "_norm.",
+    "ffn_gate_inp.",
+    "ffn_gate_tid2eid.",
+    "ssm_conv1d",
+    "shortconv.conv",
+    "time_mix_",
+    "indexer.",
+    "attn_rel_b",
+    "altup",
+    "laurel",
+)
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
@@ -44,10 +59,45 @@ class ImportanceMatrix:
         self.counts[name][matrix] += len(rows)
 
     def means(self, name: str) -> NDArray[np.float32]:
-        """Return a weight's importances, shape [n_matrices * n_columns]; 1 without activations."""
+        """Return a weight's importances, shape [n_matrices * n_columns].
+
+        They are 1 for a matrix without activations, or with zeros only: llama.cpp would write
+        zeros for the weights of a matrix that has no importance at all.
+        """
         counts = self.counts[name][:, None]
-        means = np.where(counts, self.sums[name] / np.maximum(counts, 1), 1.0)
+        has_data = (self.sums[name] != 0).any(axis=1, keepdims=True) & (counts > 0)
+        means = np.where(has_data, self.sums[name] / np.maximum(counts, 1), 1.0)
         return means.astype(np.float32).ravel()
+
+    def count_gaps(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        """Return how many matrices of a model have no data, and how many may need some.
+
+        ``shapes`` are those of the model's tensors, the columns first, by name. These are the
+        matrices of its layers that llama.cpp quantizes; each expert is one.
+        """
+        n_gaps = n_all = 0
+        for name, shape in shapes.items():
+            is_of_layer = name.startswith("blk.") and name.endswith(".weight") and len(shape) > 1
+            if not is_of_layer or any(part in name for part in _NOT_QUANTIZED):
+                continue
+            n_matrices = math.prod(shape[2:])
+            sums = self.sums.get(name, np.zeros(1)).reshape(n_matrices, -1)
+            n_all += n_matrices
+            n_gaps += n_matrices - int(np.count_nonzero((sums != 0).any(axis=1)))
+        return n_gaps, n_all
+
+    def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError unless every entry is that of a tensor with these ``shapes``."""
+        foreign = [name for name in self.sums if name not in shapes]
+        if foreign:
+            raise ValueError(
+                f"{len(foreign)} of its {len(self.sums)} entries name no tensor of that model, for "
+                f"example {foreign[0]}"
+            )
+        for name, sums in self.sums.items():
+            n_values = shapes[name][0] * math.prod(shapes[name][2:])
+            if sums.size != n_values:
+                raise ValueError(f"its {name} has {sums.size} values, the model's {n_values}")
 
     def save(self, path: Path, *, overwrite: bool = True) -> None:
         """Write llama.cpp's GGUF form, complete or not at all; see ``new_file``."""
@@ -83,6 +133,10 @@ def load(path: Path) -> ImportanceMatrix:
         raise ModelFileError(f"{path} is not an importance matrix: it has no entries")
     if not all(np.isfinite(sums).all() for sums in matrix.sums.values()):
         raise ModelFileError(f"{path} is a broken importance matrix: not all values are finite")
+    if any((sums < 0).any() for sums in matrix.sums.values()):
+        raise ModelFileError(f"{path} is a broken importance matrix: it has negative values")
+    if not any(sums.any() for sums in matrix.sums.values()):
+        raise ModelFileError(f"{path} is a broken importance matrix: all values are zero")
     return matrix
 
 

@@ -25,7 +25,7 @@ from qdraft.llama.progress import Progress, no_progress, renamed
 from qdraft.llama.quantize import MOST_BYTES, Recipe, file_types, preview, quantize
 from qdraft.llama.rpc import connect
 from qdraft.making.make import write_held_out
-from qdraft.making.matrix import make_matrix
+from qdraft.making.matrix import check_matrix, make_matrix
 from qdraft.paths import cache_dir, new_file, sweep
 from qdraft.session.store import file_facts, store_path
 from qdraft.study.logit_store import read_about, row_bytes
@@ -107,6 +107,8 @@ class Ladder:
         self._spec, self._progress, self._run = spec, progress, run
         self._facts = require_model(spec.reference)
         self._files = [_check_rung(rung, self._facts) for rung in spec.rungs]
+        if spec.imatrix:
+            check_matrix(spec.imatrix, self._facts)
         model = LlamaModel(self._facts.path, spec.params, dry=True)  # for its vocabulary
         try:
             vocab = model.vocab
