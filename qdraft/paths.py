@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def cache_dir() -> Path:
 
     That is QDRAFT_CACHE_DIR, else the user's cache directory. Raises OSError if there is neither.
     """
-    return _user_dir("QDRAFT_CACHE_DIR", platformdirs.user_cache_dir("qdraft"))
+    return _user_dir("QDRAFT_CACHE_DIR", platformdirs.user_cache_dir)
 
 
 def config_dir() -> Path:
@@ -36,14 +36,17 @@ def config_dir() -> Path:
     That is QDRAFT_CONFIG_DIR, else the user's configuration directory. Raises OSError if there is
     neither.
     """
-    return _user_dir("QDRAFT_CONFIG_DIR", platformdirs.user_config_dir("qdraft"))
+    return _user_dir("QDRAFT_CONFIG_DIR", platformdirs.user_config_dir)
 
 
-def _user_dir(variable: str, usual: str) -> Path:
+def _user_dir(variable: str, find_usual: Callable[[str], str]) -> Path:
     """Return the directory that the variable names, else the usual one, which needs a home."""
     if given := os.environ.get(variable):
         return Path(given)
-    if not os.path.isabs(usual):  # "~/..." of a user without HOME and without a passwd entry
+    usual = ""
+    with suppress(RuntimeError):  # platformdirs of today, for a user without HOME and passwd entry
+        usual = find_usual("qdraft")
+    if not os.path.isabs(usual):  # earlier ones: "~/.cache/qdraft"
         raise OSError(errno.ENOENT, f"your home directory is unknown and {variable} is not set")
     return Path(usual)
 
@@ -52,6 +55,40 @@ def home_dir() -> Path | None:
     """Return the user's home directory; None if the system knows none."""
     home = os.path.expanduser("~")
     return Path(home) if os.path.isabs(home) else None
+
+
+def is_missing(path: Path | str) -> bool:
+    """Tell whether there is nothing at ``path``; False if that cannot be known."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def why_closed(path: Path | str) -> str | None:
+    """Return why this user cannot read what is at ``path``; None if it is open, or missing."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
+
+
+def is_same_file(first: Path | str, second: Path | str) -> bool:
+    """Tell whether two paths lead to one file; False if either leads nowhere.
+
+    Like the tests of ``os.path``, and unlike those of ``pathlib`` before Python 3.14, this never
+    fails in a folder that is closed to this user.
+    """
+    try:
+        return os.path.isfile(first) and os.path.samefile(first, second)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

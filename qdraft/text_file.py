@@ -17,15 +17,22 @@ _ENCODINGS = (
 )
 
 
-def read_bytes(path: Path | str, name: str = "") -> bytes:
-    """Return the content of a file. Raises UsageError that calls it ``name``, else by its path."""
+def read_bytes(path: Path | str, name: str = "", limit: int | None = None) -> bytes:
+    """Return the content of a file of at most ``limit`` bytes.
+
+    Raises UsageError, which calls the file ``name``, else by its path.
+    """
     name = name or str(path)
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read() if limit is None else file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a null character, or half of a surrogate pair
         raise UsageError(f"{name!r} cannot be the name of a file") from error
+    if limit is not None and len(data) > limit:
+        raise UsageError(f"{name} has more than {limit} bytes, so it is something else")
+    return data
 
 
 def read_text(path: Path | str, name: str = "") -> str:

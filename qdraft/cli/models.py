@@ -65,9 +65,9 @@ class EntryOptions(Group):
         False
     )
 
-    def settings(self) -> dict[str, str | int]:
+    def settings(self) -> dict[str, Any]:
         """Return what the entry says besides its files."""
-        settings: dict[str, str | int] = {"description": self.description}
+        settings: dict[str, Any] = {"description": self.description}
         if self.template:
             settings["template"] = str(self.template.absolute())
         if self.n_ctx is not None:
@@ -107,7 +107,12 @@ def add(name: Name, entry: EntryOptions, models: JustModelsFile) -> None:
         raise UsageError(f"a pair named {name} already exists", hint="replace it with --force")
     require_pair(entry.target, entry.draft)
     path = editing.add(
-        name, entry.target, entry.draft, user_file=models.models_file, **entry.settings()
+        name,
+        entry.target,
+        entry.draft,
+        user_file=models.models_file,
+        must_be_new=not entry.force,
+        **entry.settings(),
     )
     show_line("info", f"added {name} to {path}")
 

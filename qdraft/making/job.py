@@ -79,6 +79,7 @@ class DraftJob:
         known = registry.load(self.models_file, new=True).entries
         for recipe in recipes:
             path = self.path_of(recipe)
+            registry.require_name(self.name or path.stem, "the name of the pair")
             if path.is_dir():
                 raise UsageError(f"{path} is a folder", hint="name a file with --out")
             self.require_free(path)

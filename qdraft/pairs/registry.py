@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode
 
 from qdraft.errors import UsageError
-from qdraft.paths import config_dir
+from qdraft.pairs.document import (
+    Items,
+    compose,
+    is_null,
+    line_of,
+    read_items,
+    read_list,
+    read_scalar,
+    shorten,
+)
+from qdraft.paths import config_dir, is_missing, is_same_file, why_closed
+from qdraft.text_file import decode, read_bytes, read_text
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 18  # of models.yaml; a larger file is something else, for example a model
+_MAX_NAME = 200  # bytes of a pair's name, a part of the names of files
+_FILE_TYPE = re.compile(r"[A-Za-z0-9_]+")
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 Value = str | int | float
 Setting = TypeVar("Setting")
@@ -126,33 +146,57 @@ def load(user_file: Path | None = None, *, new: bool = False) -> Registry:
     """Return the shipped pairs and the user's; of two pairs of one name, the user's.
 
     The user's file is ``user_file``, else QDRAFT_MODELS, else models.yaml in the user's
-    configuration directory. Only that last file may be missing; with ``new``, any of them may.
-    Raises UsageError for a file that cannot be read, an unknown key, or an invalid entry.
+    configuration directory. Only that last file may be missing; with ``new``, any of them may. If
+    that last file is closed to this user, qdraft warns and goes on without it. Raises UsageError
+    for a named file that cannot be read, an unknown key, or an invalid entry.
     """
     shipped = read(shipped_path())
-    path = user_path(user_file)
-    if (new or path == config_dir() / "models.yaml") and not path.exists():
+    is_named = bool(user_file or os.environ.get("QDRAFT_MODELS"))
+    try:
+        path = user_path(user_file)
+    except OSError:  # there is no home directory, and so no file in it
+        return shipped
+    may_be_missing = new or not is_named
+    if may_be_missing and is_missing(path):
+        return shipped
+    if not is_named and not new and (why := why_closed(path)):
+        _warn_once(f"{path} cannot be read, so qdraft leaves your own pairs out: {why}")
         return shipped
     own = read(path)
     return Registry({**shipped.entries, **own.entries}, own.default or shipped.default)
 
 
 def user_path(user_file: Path | None = None) -> Path:
-    """Return the path of the user's models.yaml, which may be missing."""
+    """Return the path of the user's models.yaml, which may be missing.
+
+    Raises OSError if it should be in the configuration directory, and there is no home.
+    """
     path = os.environ.get("QDRAFT_MODELS")
     return user_file or (Path(path) if path else config_dir() / "models.yaml")
 
 
 def find_entries(target: Path, user_file: Path | None = None) -> list[Entry]:
-    """Return the pairs of files in models.yaml with this target and a draft that exists."""
-    return [
-        entry
-        for entry in load(user_file).entries.values()
-        if entry.packaged is None
-        and entry.draft
-        and Path(entry.draft).is_file()
-        and _is_same_file(Path(entry.target), target)
-    ]
+    """Return the pairs of files in models.yaml with this target and a draft that exists.
+
+    Warns of a draft that is closed to this user, and leaves its pair out.
+    """
+    entries = []
+    for entry in load(user_file).entries.values():
+        if entry.packaged or not entry.draft or not is_same_file(entry.target, target):
+            continue
+        if why := why_closed(entry.draft):
+            _warn_once(
+                f"{entry.draft} cannot be read, so qdraft leaves out the pair {entry.name}: {why}"
+            )
+        elif os.path.isfile(entry.draft):
+            entries.append(entry)
+    return entries
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """Warn once a process: a command looks up its pair several times."""
+    log.warning("%s", message)
 
 
 def find_entry(
@@ -166,29 +210,30 @@ def find_entry(
         return load(user_file).find(pair)
     entries = find_entries(target, user_file)
     if draft is not None:
-        entries = [e for e in entries if e.draft and _is_same_file(draft, Path(e.draft))]
+        entries = [e for e in entries if e.draft and is_same_file(draft, e.draft)]
     return entries[0] if entries else None
 
 
 def find_missing(entry: Entry) -> list[str]:
     """The paths of the entry that lead to no file; none for a packaged pair."""
+    return [path for path in _paths(entry) if not os.path.isfile(path) and not why_closed(path)]
+
+
+def find_closed(entry: Entry) -> list[str]:
+    """The paths of the entry that this user may not read; none for a packaged pair."""
+    return [path for path in _paths(entry) if why_closed(path)]
+
+
+def _paths(entry: Entry) -> list[str]:
     paths = () if entry.packaged else (entry.target, entry.draft)
-    return [path for path in paths if path and not Path(path).is_file()]
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    return first.is_file() and second.is_file() and first.samefile(second)
+    return [path for path in paths if path]
 
 
 def read_template(entry: Entry | None) -> str | None:
     """Return the text of the entry's chat template; None if it has none. Raises UsageError."""
     if entry is None or not entry.template:
         return None
-    try:
-        return Path(entry.template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"the template {entry.template} cannot be read: {why}") from error
+    return read_text(entry.template, f"the template {entry.template}")
 
 
 def shipped_path() -> Path:
@@ -200,26 +245,40 @@ def shipped_path() -> Path:
 
 def read(path: Path) -> Registry:
     """Return the pairs of a file. Raises UsageError if it cannot be read or is not valid."""
-    try:
-        data = YAML().load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    top = _mapping(
-        data if data is not None else {}, str(path), required=(), optional=("default", "pairs")
-    )
-    pairs = top.get("pairs") or {}
-    if not isinstance(pairs, dict):
-        raise UsageError(f"{path}: pairs must map names to entries")
-    entries = {str(name): _entry(str(name), value, path) for name, value in pairs.items()}
+    return parse(decode(read_bytes(path, limit=MAX_BYTES), str(path)), path)
+
+
+def parse(text: str, path: Path) -> Registry:
+    """Return the pairs of the text of a file. Raises UsageError if it is not valid."""
+    root = compose(text, str(path))
+    if is_null(root):
+        return Registry()
+    top = _mapping(root, str(path), required=(), optional=("default", "pairs"))
+    entries: dict[str, Entry] = {}
+    pairs = _value(top, "pairs")
+    if not is_null(pairs):
+        if not isinstance(pairs, MappingNode):
+            raise UsageError(f"{path}: pairs must map names to entries")
+        for name, (key, value) in read_items(pairs, f"{path}: pairs").items():
+            require_name(name, f"{path}: the name in line {line_of(key)}")
+            entries[name] = _entry(name, value, path)
     return Registry(entries, _text(top, "default", str(path)) or None)
 
 
-def _entry(name: str, value: Any, path: Path) -> Entry:
+def require_name(name: str, what: str) -> None:
+    """Raise UsageError unless ``name`` can be a pair's: files in the cache are called by it."""
+    is_right = name.isprintable() and name.strip() and not any(c in name for c in "/\\")
+    if not is_right or name in (".", "..") or len(name.encode()) > _MAX_NAME:
+        raise UsageError(
+            f"{what} is {shorten(name)} but must be a name without slashes",
+            hint=f"use at most {_MAX_NAME} letters, digits and signs",
+        )
+
+
+def _entry(name: str, node: Any, path: Path) -> Entry:
     where = f"{path}: pair {name}"
-    data = _mapping(value, where, required=("target",), optional=_OPTIONAL)
-    packaged = _packaged(data["source"], where) if "source" in data else None
+    data = _mapping(node, where, required=("target",), optional=_OPTIONAL)
+    packaged = _packaged(data["source"][1], where) if "source" in data else None
     entry = Entry(
         name=name,
         target=_text(data, "target", where),
@@ -233,9 +292,13 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
         devices=_options(data, "devices", DEVICES, where),
         tuned=rename_old(_options(data, "tuned", (*TUNED, *OLD_NAMES, EVIDENCE), where)),
     )
+    if not entry.target:
+        raise UsageError(f"{where}: the key target is empty")
     if entry.template:
         entry = replace(entry, template=_resolve(path, entry.template))
     if packaged:
+        for key in ("target", "draft"):
+            _require_match(_FILE_TYPE, data, key, where, "a file type, for example Q2_K")
         return entry
     draft = _resolve(path, entry.draft) if entry.draft else None
     return replace(entry, target=_resolve(path, entry.target), draft=draft)
@@ -248,75 +311,109 @@ def rename_old(tuned: Mapping[str, Setting]) -> dict[str, Setting]:
     return {**old, **current}
 
 
-def _packaged(value: Any, where: str) -> PackagedModel:
-    data = _mapping(value, f"{where}, source", required=("files", "sha256"), optional=("extra",))
-    if not isinstance(data["files"], list) or not data["files"]:
-        raise UsageError(f"{where}, source: files must be a list")
-    files = [
-        _mapping(f, f"{where}, source file", required=("package", "path"), optional=())
-        for f in data["files"]
-    ]
-    return PackagedModel(
-        tuple(PackagedFile(_text(f, "package", where), _text(f, "path", where)) for f in files),
-        _text(data, "sha256", where),
-        _text(data, "extra", where),
-    )
+def _packaged(node: Any, where: str) -> PackagedModel:
+    where = f"{where}, source"
+    data = _mapping(node, where, required=("files", "sha256"), optional=("extra",))
+    nodes = read_list(data["files"][1], f"{where}: files")
+    if not nodes:
+        raise UsageError(f"{where}: files must be a list of at least one file")
+    files = tuple(_packaged_file(each, f"{where} file") for each in nodes)
+    _require_match(_SHA256, data, "sha256", where, "64 hexadecimal digits")
+    _require_match(_PACKAGE, data, "extra", where, "the name of an extra")
+    return PackagedModel(files, _text(data, "sha256", where).lower(), _text(data, "extra", where))
 
 
-def _context(data: dict[str, Any], where: str) -> int | None:
-    value = data.get("context")
+def _packaged_file(node: Any, where: str) -> PackagedFile:
+    """Return one file of a source, which lies inside of its package."""
+    data = _mapping(node, where, required=("package", "path"), optional=())
+    _require_match(_PACKAGE, data, "package", where, "the name of a package")
+    package, path = _text(data, "package", where), _text(data, "path", where)
+    parts = path.split("/")
+    if ".." in parts or not parts[0] or any(c in path for c in "\\:"):
+        raise UsageError(
+            f"{where}: path{_line(data, 'path')} is {shorten(path)} but must be inside the package"
+        )
+    return PackagedFile(package, path)
+
+
+def _require_match(pattern: re.Pattern[str], data: Items, key: str, where: str, rule: str) -> None:
+    """Raise UsageError unless the text of the key, if it has one, is as ``rule`` says."""
+    text = _text(data, key, where)
+    if text and not pattern.fullmatch(text):
+        place = f"{where}: {key}{_line(data, key)}"
+        raise UsageError(f"{place} is {shorten(text)} but must be {rule}")
+
+
+def _context(data: Items, where: str) -> int | None:
+    if "context" not in data:
+        return None
+    value = read_scalar(data["context"][1], f"{where}: context")
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise UsageError(f"{where}: context{_line(data, 'context')} must be a number, not {value!r}")
 
 
-def _options(
-    data: dict[str, Any], key: str, known: tuple[str, ...], where: str
-) -> dict[str, Value]:
+def _options(data: Items, key: str, known: tuple[str, ...], where: str) -> dict[str, Value]:
     """Return the settings under ``key``, by the long names of options. Raises UsageError."""
-    if data.get(key) is None:
+    if is_null(_value(data, key)):
         return {}
-    settings = _mapping(data[key], f"{where}, {key}", required=(), optional=known)
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            place = f"{where}, {key}: {name}{_line(settings, name)}"
-            raise UsageError(f"{place} must be text or a number, not {value!r}")
-    return dict(settings)
+    items = _mapping(data[key][1], f"{where}, {key}", required=(), optional=known)
+    settings: dict[str, Value] = {}
+    for name, (_, node) in items.items():
+        value = read_scalar(node, f"{where}, {key}: {name}")
+        if value is None or isinstance(value, bool):
+            place = f"{where}, {key}: {name}{_line(items, name)}"
+            raise UsageError(f"{place} must be text or a number, not {node.value or 'empty'}")
+        settings[name] = value
+    return settings
 
 
-def _line(data: Any, key: str) -> str:
-    """Return the line of a key as the end of a message; empty if the line is unknown."""
-    has_line = isinstance(data, CommentedMap) and key in data
-    return f" (line {data.lc.key(key)[0] + 1})" if has_line else ""
+def _value(data: Items, key: str) -> Any:
+    """Return the node of a key's value; None if there is no such key."""
+    return data[key][1] if key in data else None
+
+
+def _line(data: Items, key: str) -> str:
+    """Return the line of a key as a part of a message; empty if there is no such key."""
+    return f" (line {line_of(data[key][0])})" if key in data else ""
 
 
 def _mapping(
-    value: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return ``value`` as a mapping with these keys only. Raises UsageError."""
+    node: Any, where: str, *, required: tuple[str, ...], optional: tuple[str, ...]
+) -> Items:
+    """Return the items of a mapping with these keys only. Raises UsageError."""
     known = (*required, *optional)
     hint = f"known keys: {', '.join(known)}"
-    if not isinstance(value, dict):
+    if not isinstance(node, MappingNode):
         raise UsageError(f"{where} must be a mapping of keys to values", hint=hint)
-    for key in value:
+    items = read_items(node, where)
+    for key in items:
         if key not in known:
-            raise UsageError(f"{where}: unknown key {key}{_line(value, key)}", hint=hint)
+            raise UsageError(f"{where}: unknown key {key}{_line(items, key)}", hint=hint)
     for key in required:
-        if key not in value:
-            place = ""
-            if value and isinstance(value, CommentedMap):
-                place = f" (in the entry that starts at line {value.lc.line + 1})"
-            raise UsageError(f"{where}: the key {key} is missing{place}")
-    return value
+        if key not in items:
+            place = f"(in the entry that starts at line {line_of(node)})"
+            raise UsageError(f"{where}: the key {key} is missing {place}")
+    return items
 
 
-def _text(data: Mapping[str, Any], key: str, where: str) -> str:
-    value = data.get(key, "")
+def _text(data: Items, key: str, where: str) -> str:
+    if key not in data:
+        return ""
+    node = data[key][1]
+    value = read_scalar(node, f"{where}: {key}")
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {key}{_line(data, key)} must be text, not {value!r}")
+        place = f"{where}: {key}{_line(data, key)}"
+        raise UsageError(
+            f"{place} must be text, not {shorten(node.value) if node.value else 'empty'}",
+            hint="put text that looks like a number in quotes",
+        )
     return value
 
 
 def _resolve(file: Path, path: str) -> str:
-    """Return a path of an entry; a relative one starts at the folder of models.yaml."""
-    return str(file.parent / Path(path).expanduser())
+    """Return a path of an entry; a relative one starts at the folder of models.yaml.
+
+    ``~`` of a user who has no home stays as it is, as in a shell, and leads to no file.
+    """
+    return str(file.parent / os.path.expanduser(path))

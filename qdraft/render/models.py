@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 
 from qdraft.gguf.facts import Facts
-from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value, find_missing
+from qdraft.pairs.registry import EVIDENCE, Entry, Registry, Value, find_closed, find_missing
 from qdraft.pairs.scan import Proposal
 from qdraft.render.layout import PlainTable, line, wrapped
 
@@ -89,5 +89,8 @@ def _short(path: str | None) -> str:
 def _state(entry: Entry) -> str:
     if entry.packaged:
         return "from a package"
-    missing = find_missing(entry)
-    return f"missing: {', '.join(map(_short, missing))}" if missing else ""
+    states = {"missing": find_missing(entry), "closed to you": find_closed(entry)}
+    texts = (
+        f"{state}: {', '.join(map(_short, paths))}" for state, paths in states.items() if paths
+    )
+    return "; ".join(texts)
