@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import BenchTaskOptions
+from qdraft.cli.recommendation import follow
 from qdraft.cli.run import INTERRUPTED
 from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
@@ -50,6 +52,9 @@ def bench(
         drafting.params(n_predict=tasks.n_predict, seed=max(0, sampling.seed)),
     )
     with open_described(models, devices, drafting, keep_draft=True, quiet=output.quiet) as pair:
+        values, own = pair.recommended.values, ("temperature",)  # a bench has its own
+        chosen, recommended = follow(values, sampling, without=own, quiet=output.quiet)
+        spec = replace(spec, sampling=chosen)
         if pair.draft is None and drafting.kind.needs_draft:
             raise UsageError(
                 "there is no draft to measure",
@@ -57,7 +62,11 @@ def bench(
             )
         with ProgressBars(quiet=output.quiet) as bars:
             result = spec.run(pair, bars.report)
-        about = {**describe_pair(pair, devices.threads), **spec.describe()}
+        about = {
+            **describe_pair(pair, devices.threads),
+            **spec.describe(),
+            "recommended": recommended,
+        }
     view = StudyView(
         "qdraft bench",
         render.sheets(result),

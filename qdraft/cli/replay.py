@@ -13,13 +13,14 @@ from qdraft.cli.options.group import Defaults, Only, option, takes_options
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import CostOptions, parse_costs
+from qdraft.cli.recommendation import PENALTIES, follow
 from qdraft.cli.study_view import StudyView, show_study
 from qdraft.decoding.policy.model import Costs
 from qdraft.errors import UsageError
 from qdraft.render import tune as render
 from qdraft.render.progress import ProgressBars
 from qdraft.study.recording import load
-from qdraft.study.replay import can_share, choose_sampling, make_synthetic
+from qdraft.study.replay import can_share, choose_sampling, make_synthetic, read_recommended
 from qdraft.study.tune import choose_ways, conclude_replay, read_costs, replay_ways
 
 _PANEL = "Acceptance"
@@ -76,17 +77,20 @@ def replay(
     if record and costs.alpha is not None:
         raise UsageError("--alpha cannot be combined with a record")
     recording = load(record) if record else make_synthetic(costs.alpha or 0.0)
-    params = choose_sampling(recording, sampling.params())
+    chosen, recommended = follow(
+        read_recommended(recording), sampling, without=PENALTIES, quiet=output.quiet
+    )
+    params = choose_sampling(recording, chosen)
     replayed_costs = costs.costs(read_costs(recording))
-    chosen = choose_ways(
+    ways = choose_ways(
         drafting.draft_policy, drafting.n_draft, drafting.p_min, drafting.verification
     )
     share_kv = can_share(recording, drafting.share_kv)
     with ProgressBars(quiet=output.quiet) as bars:
         tried = replay_ways(
-            recording, replayed_costs, params, chosen, share_kv=share_kv, progress=bars.report
+            recording, replayed_costs, params, ways, share_kv=share_kv, progress=bars.report
         )
-    about = {"record": record, "alpha": costs.alpha, "sampling": params}
+    about = {"record": record, "alpha": costs.alpha, "sampling": params, "recommended": recommended}
     view = StudyView(
         "qdraft replay",
         render.sheets(tried),

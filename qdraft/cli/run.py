@@ -44,11 +44,14 @@ def run(
     The draft proposes tokens and the target verifies them, so the text is exactly the target's.
     The text goes to stdout as qdraft generates it, everything else to stderr.
 
+    If the target's file recommends how to sample, that replaces the defaults of the sampling
+    options.
+
     Without --model or --pair, qdraft runs the default pair of models.yaml. It builds the default
     pair in your cache on first use.
     """
     params = drafting.params(n_predict=text.n_predict, seed=sampling.seed, stop=text.stops())
-    sampling_params = sampling.params()
+    sampling.params()  # raises before anything is loaded
     _refuse_combinations(models, drafting, devices)
     output.set_log_levels()
     devices.engines()  # raises before the prompt is read
@@ -59,12 +62,15 @@ def run(
     ) as pair:
         if not models.no_draft:
             params = pair.choose_drafter(params)
+        sampling_params = sampling.params(pair.recommended.values)
         if text.ignore_eos:
             sampling_params = ban_ends(sampling_params, pair.vocab)
         generation = pair.generate(
             prompt, sampling_params, params, system=text.system_message(), raw=text.raw
         )
-        raise typer.Exit(show_text(pair, generation, output, greedy=sampling.temperature == 0))
+        raise typer.Exit(
+            show_text(pair, generation, output, greedy=sampling_params.temperature == 0)
+        )
 
 
 def _refuse_combinations(
@@ -131,7 +137,11 @@ def _show_figures(
         seed = None if greedy else generation.seed
         talk_console().print(
             summary_view(
-                generation.summary, generation.finish_reason, seed, generation.bit_identity
+                generation.summary,
+                generation.finish_reason,
+                seed,
+                generation.bit_identity,
+                pair.recommended.used_in(generation.sampling),
             )
         )
     if check:

@@ -13,8 +13,10 @@ from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import StudyOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.study import TaskOptions
+from qdraft.cli.recommendation import PENALTIES, follow
 from qdraft.cli.study_view import StudyView, show_study
 from qdraft.errors import UsageError
+from qdraft.gguf.facts import require_model
 from qdraft.llama.rpc import connect
 from qdraft.llama.spec import PairSpec
 from qdraft.pairs import registry
@@ -88,8 +90,14 @@ def tune(
             template=registry.read_template(entry),
             keep_draft=True,
         )
+        chosen, recommended = follow(
+            require_model(target).sampling.values,
+            sampling,
+            without=PENALTIES,
+            quiet=output.quiet,
+        )
         others = [] if models.draft else find_other_drafts(target, draft, models.models_file)
-        tuned = Tuner(spec, sampling.params(), tasks.n_predict, bars.report).tune(
+        tuned = Tuner(spec, chosen, tasks.n_predict, bars.report, recommended).tune(
             [draft, *others],
             tuning.n_confirmed,
             with_settings=not tuning.no_settings,
@@ -100,6 +108,7 @@ def tune(
         sentences.append(tuned.write(target, entry, models.models_file))
     about = {
         "record": tuning.record,
+        "recommended": recommended,
         "draft": tuned.best.draft,
         "drafts": [
             {"draft": each.draft, "best": render.way_report(each.tried[0])}

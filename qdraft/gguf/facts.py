@@ -12,6 +12,7 @@ from qdraft.errors import ModelFileError, PairError
 from qdraft.gguf.header import TOKENS, Header, LongArray, Tensor, Value
 from qdraft.gguf.kind import file_kind
 from qdraft.gguf.parts import read_parts
+from qdraft.gguf.recommended import Recommended, read_recommended
 
 _TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4|NVFP4)")
 
@@ -45,6 +46,7 @@ class Facts:
     add_bos: bool | None
     chat_template: str
     rope: dict[str, Value]
+    sampling: Recommended
     file_type: str
     bits_per_weight: float
     types: dict[str, tuple[int, int]]  # by tensor type: how many tensors, and their bytes
@@ -114,6 +116,7 @@ def _facts(headers: Sequence[Header]) -> Facts:
             for key, value in head.metadata.items()
             if key.startswith(f"{architecture}.rope.")
         },
+        sampling=read_recommended(head.metadata),
         file_type=file_type,
         bits_per_weight=8 * n_weight_bytes / n_parameters if n_parameters else 0.0,
         types=types,

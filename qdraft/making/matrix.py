@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from qdraft.decoding.records import SamplingParams
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import Facts
 from qdraft.gguf.header import read_header
@@ -68,7 +67,7 @@ def make_matrix(  # noqa: PLR0913 (where from, where to, and over what)
     if n_written:
         with open_spec(PairSpec.of(target, None, params)) as pair:
             step = renamed(progress, "writing calibration text")
-            texts = write_texts(pair, PROMPTS, n_written, SamplingParams(), step)
+            texts = write_texts(pair, PROMPTS, n_written, pair.recommended.params(), step)
             written = [tokens for _, tokens in texts]
     params = fit(ModelSpec(target, params)).params
     model = LlamaModel(target, params)

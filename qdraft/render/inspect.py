@@ -7,6 +7,7 @@ from rich.text import Text
 
 from qdraft.gguf.facts import Facts
 from qdraft.gguf.pairing import INCOMPATIBLE, SAME_MODEL, SAME_VOCABULARY, Pairing
+from qdraft.gguf.recommended import describe
 from qdraft.render.layout import line, wrapped
 
 _VERDICTS = {
@@ -28,6 +29,7 @@ def facts_view(facts: Facts, renders: bool | None) -> RenderableType:
     if shape := _describe_shape(facts):
         lines += wrapped("shape", ", ".join(shape))
     lines += [*_vocabulary_lines(facts), *_template_lines(facts, renders)]
+    lines += _sampling_lines(facts)
     size = f"{facts.n_bytes / 1e6:.0f} MB"
     if facts.n_bytes >= 1e10:
         size = f"{facts.n_bytes / 1e9:.1f} GB"
@@ -73,6 +75,14 @@ def _template_lines(facts: Facts, renders: bool | None) -> list[Text]:
         first = next((x for x in facts.chat_template.splitlines() if x.strip()), "")
         return wrapped("template", f"{state}: {first[:120]}")
     return [line("template", "none")] if facts.kind == "model" else []
+
+
+def _sampling_lines(facts: Facts) -> list[Text]:
+    """What the file recommends; nothing if it recommends nothing."""
+    words = describe(facts.sampling.values)
+    ignored = ", ".join(facts.sampling.ignored)
+    parts = (f"recommends {words}" if words else "", f"not in qdraft: {ignored}" if ignored else "")
+    return wrapped("sampling", "; ".join(filter(None, parts))) if any(parts) else []
 
 
 def pairing_view(pairing: Pairing) -> RenderableType:

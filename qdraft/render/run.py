@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qdraft.decoding.records import FinishReason, Round
+from qdraft.decoding.records import FinishReason, Round, SamplingParams
 from qdraft.decoding.summary import Summary
+from qdraft.gguf.recommended import describe
 from qdraft.llama.native import library_version
 from qdraft.render.layout import line, wrapped
 from qdraft.render.placed import placed_report
@@ -34,8 +36,12 @@ def summary_view(
     reason: FinishReason,
     seed: int | None,
     bit_identity: BitIdentity | None = None,
+    recommended: Mapping[str, float] | None = None,
 ) -> RenderableType:
-    """A few lines that stay below 80 columns; ``seed`` is None if nothing was drawn."""
+    """A few lines that stay below 80 columns; ``seed`` is None if nothing was drawn.
+
+    ``recommended`` are the values of the sampling that came from the file.
+    """
     lines = [
         line(
             "text",
@@ -48,6 +54,7 @@ def summary_view(
             _figure(summary.tokens_per_second, ".1f", " t/s"),
             f"first token after {_figure(summary.ttft_s, '.2f', ' s')}",
         ),
+        *_recommended_lines(recommended or {}),
         *_draft_lines(summary),
         line(
             "time",
@@ -65,6 +72,10 @@ def summary_view(
     if doubts := summary.doubts:
         lines += wrapped("doubt", "; ".join(doubts))
     return Group(*lines)
+
+
+def _recommended_lines(values: Mapping[str, float]) -> list[Text]:
+    return wrapped("sampling", f"{describe(values)}, as the file recommends") if values else []
 
 
 def _draft_lines(summary: Summary) -> list[Text]:
@@ -137,6 +148,8 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason.value,
         "seed": generation.seed,
+        "sampling": _sampling_report(generation.sampling),
+        "recommended": pair.recommended.used_in(generation.sampling),
         "rounds": [_round_report(each) for each in generation.rounds],
         "summary": summary,
         "check": None
@@ -151,6 +164,11 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         else dataclasses.asdict(generation.bit_identity),
         "library": f"llama-cpp-python {library_version()}",
     }
+
+
+def _sampling_report(sampling: SamplingParams) -> dict[str, Any]:
+    """The sampling without biases, which may be infinite."""
+    return {k: v for k, v in dataclasses.asdict(sampling).items() if k != "logit_bias"}
 
 
 def _round_report(round: Round) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Generation:
         self._failed = False
         self._holds_threads = False
         self.prompt = tuple(prompt)
+        self.sampling = sampling
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""

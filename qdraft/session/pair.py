@@ -80,6 +80,7 @@ class Pair:
     the target's KV cells. ``learned`` is what the drafting policy has learned, ``can_draft`` says
     whether the target can verify drafts, ``threads`` chooses how many threads they use, and whoever
     uses ``contexts`` holds ``lock``.
+    ``recommended`` is how the target's file recommends to sample.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Pair:
             for each in facts:
                 require_rollback(each)
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
+        self.recommended = facts.target.sampling
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
         self.residency = find_residency(self.spec.models)
         self.held: HeldWeights | None = None  # of a target that does not fit in memory
@@ -211,6 +213,12 @@ class Pair:
                 target.n_experts_used,
                 target.n_experts,
             )
+        for each in target.sampling.ignored:
+            log.warning(
+                "%s recommends to sample with %s, which qdraft does not have",
+                target.path.name,
+                each,
+            )
         for placed, model in self.placed.zip(self.spec.models):
             for surprise in surprises_of(placed, model.params):
                 log.warning("%s: %s", model.path.name, surprise)
@@ -261,7 +269,8 @@ class Pair:
     ) -> Generation:
         """Start a text after ``prompt``; iterate the result for its chunks.
 
-        The prompt goes through the model's chat template, with ``system`` before it, unless the
+        ``sampling`` None is what the target's file recommends, else llama.cpp's defaults. The
+        prompt goes through the model's chat template, with ``system`` before it, unless the
         model has none or ``raw`` is set. Each of ``processors`` maps ``(row, history)`` to a row of
         logits, on the target's side and the draft's, after those of ``sampling``; it keeps state by
         prefix only (see ``Processor``). The text gives its cells back when it ends; a ``session``

@@ -64,9 +64,8 @@ class Session:
             tokens = list(prompt)
         if not tokens:
             raise UsageError("the prompt has no tokens")
-        return Generation(
-            self, tokens, sampling or SamplingParams(), decode or DecodeParams(), processors
-        )
+        sampling = sampling or self._pair.recommended.params()
+        return Generation(self, tokens, sampling, decode or DecodeParams(), processors)
 
     def start(self, text: Generation) -> Sequences:
         """Return the sequences for a text that begins; the caller holds the pair's lock.

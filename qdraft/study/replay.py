@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,6 +211,14 @@ def choose_sampling(recording: Recording, sampling: SamplingParams) -> SamplingP
     """``sampling``, but for a synthetic recording the one that leaves its rows as they are."""
     as_recorded = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
     return as_recorded if recording.is_synthetic else sampling
+
+
+def read_recommended(recording: Recording) -> dict[str, float]:
+    """How the file of the recorded target recommends to sample, by the names of parameters."""
+    values = recording.about.get("recommended")
+    names = {each.name for each in fields(SamplingParams)} - {"logit_bias"}
+    items = values.items() if isinstance(values, dict) else ()
+    return {k: v for k, v in items if k in names and isinstance(v, (int, float))}
 
 
 def can_share(recording: Recording, share_kv: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -91,12 +91,14 @@ class Tuner:
     """How to tune the drafts of one target: how to open a pair, and what to generate.
 
     ``spec`` holds a draft; the other drafts are opened with the params of that draft.
+    ``recommended`` are the values of ``sampling`` that the target's file recommends.
     """
 
     spec: PairSpec
     sampling: SamplingParams
     n_predict: int
     progress: Progress = no_progress
+    recommended: Mapping[str, float] = field(default_factory=dict)
 
     def tune(
         self,
@@ -142,6 +144,7 @@ class Tuner:
                 self.n_predict,
                 self.progress,
             )
+            about["recommended"] = dict(self.recommended)
             recording = replace(recording, about={**about, **recording.about})
             costs = read_costs(recording)
             assert costs

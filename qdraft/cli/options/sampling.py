@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from qdraft.cli.options.group import Group, Sets, option
 from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
+from qdraft.gguf.recommended import apply
 
 _PANEL = "Sampling"
 
@@ -110,9 +112,13 @@ class SamplingOptions(Group):
         ),
     ] = -1
 
-    def params(self) -> SamplingParams:
-        """How to choose tokens; the seed belongs to ``DecodeParams``. Raises UsageError."""
-        return SamplingParams(
+    def params(self, recommended: Mapping[str, float] | None = None) -> SamplingParams:
+        """How to choose tokens; the seed belongs to ``DecodeParams``. Raises UsageError.
+
+        ``recommended`` are values by the names of ``SamplingParams``, in the place of defaults.
+        """
+        values = {k: v for k, v in (recommended or {}).items() if k not in self.given}
+        sampling = SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -124,6 +130,7 @@ class SamplingOptions(Group):
             frequency_penalty=self.frequency_penalty,
             logit_bias=parse_logit_bias(self.logit_bias),
         )
+        return apply(sampling, values)
 
 
 @dataclass(frozen=True, kw_only=True)
