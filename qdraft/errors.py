@@ -73,6 +73,10 @@ class DeviceMemoryError(EngineError):
     """A device has too little memory for what it should hold."""
 
 
+class HostMemoryError(EngineError):
+    """This machine has too little memory for the caches and compute buffers."""
+
+
 class ServerError(EngineError):
     """An RPC server is down, speaks another version of the protocol, or is lost."""
 

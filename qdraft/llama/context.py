@@ -23,7 +23,6 @@ from qdraft.llama.rpc import keep_alive
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.slow_pass import SlowPass
 
-DEFAULT_N_CTX = 4096
 # The ids of sequences, which are the texts that one cache holds side by side. A recurrent or hybrid
 # model has a state in memory for each id, used or not, so it gets fewer.
 N_IDS, N_IDS_RECURRENT = 8, 2
@@ -41,7 +40,7 @@ class LlamaContext:
     def __init__(
         self, model: LlamaModel, params: EngineParams, *, n_rows: int = MAX_N_DRAFT + 1
     ) -> None:
-        """Make a context, of ``DEFAULT_N_CTX`` or the training context if ``n_ctx`` is None.
+        """Make a context of the size that ``params`` give.
 
         ``n_rows`` is the largest number of rows of logits that one eval returns. Raises
         DeviceMemoryError if memory runs out, and EngineError if llama.cpp fails otherwise.
@@ -51,9 +50,7 @@ class LlamaContext:
         self.vocab = model.vocab
         self.n_threads = params.n_threads or default_threads()
         self.n_threads_batch = params.n_threads_batch or self.n_threads
-        n_ctx = params.n_ctx
-        if n_ctx is None:
-            n_ctx = min(DEFAULT_N_CTX, model.n_ctx_train)
+        n_ctx = params.context_size(model.n_ctx_train)
         native_params = self._native_params(params, n_ctx, n_rows)
         lines: list[str] = []
         self._context = None

@@ -12,6 +12,8 @@ from qdraft.errors import ParameterError, require
 ALL_LAYERS = -1
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 FLASH_ATTENTION = ("auto", "on", "off")
+DEFAULT_N_CTX = 4096
+MAX_N_CTX = 2**24
 SPLIT_MODES = ("none", "layer", "row", "tensor")  # in the order of llama_split_mode
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
 NO_DEVICE = "none"  # in ``devices``: the CPU alone
@@ -63,7 +65,7 @@ class EngineParams:
     load_mode: str = "auto"
 
     def __post_init__(self) -> None:
-        limit = 2**24
+        limit = MAX_N_CTX
         require(0 <= (self.n_ctx or 0) <= limit, "n_ctx", self.n_ctx, f"0 (the model's) to {limit}")
         require(self.n_batch <= limit, "n_batch", self.n_batch, f"at most {limit}")
         require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
@@ -128,6 +130,12 @@ class EngineParams:
             return tuple(map(freeze, value)) if isinstance(value, list) else value
 
         return cls(**{name: freeze(value) for name, value in fields.items()})
+
+    def context_size(self, n_ctx_train: int) -> int:
+        """Return the context size in tokens for a model that was trained on ``n_ctx_train``."""
+        if self.n_ctx is None:
+            return min(DEFAULT_N_CTX, n_ctx_train)
+        return self.n_ctx or n_ctx_train
 
     def same_place(self, other: EngineParams) -> bool:
         """Tell whether these params put weights on the same devices as ``other``."""

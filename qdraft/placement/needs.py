@@ -12,7 +12,7 @@ from qdraft.llama.context import LlamaContext
 from qdraft.llama.devices import devices
 from qdraft.llama.logs import CACHE_SIZE
 from qdraft.llama.model import LlamaModel
-from qdraft.llama.params import ALL_LAYERS, EngineParams
+from qdraft.llama.params import ALL_LAYERS, MAX_N_CTX, EngineParams
 from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
 from qdraft.placement.choose import Needs
 
@@ -24,7 +24,7 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     """Return the bytes that a model needs, layer by layer, if it is loaded with ``params``.
 
     The sizes of weights are those in the file. llama.cpp reports those of its caches and compute
-    buffers, for the wanted context and for twice that. Raises what loading raises.
+    buffers, for the wanted context and for another. Raises what loading raises.
     """
     wanted = params.on_cpu()
     if chosen_devices(params):
@@ -34,9 +34,9 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
         context = LlamaContext(model, wanted)
         n_ctx, cache, compute = context.n_ctx, _cache(context.lines), _compute(context.placed)
         context.close()
-        double = LlamaContext(model, replace(wanted, n_ctx=2 * n_ctx))
-        grown = _compute(double.placed)
-        double.close()
+        other = LlamaContext(model, replace(wanted, n_ctx=_another(n_ctx)))
+        of_other = _compute(other.placed)
+        other.close()
     finally:
         model.close()
     headers = read_parts(path)
@@ -47,9 +47,14 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     on_cpu = 0 if params.kv_offload else cache  # then the cache stays away from the layers
     if on_cpu:
         kv = [0] * n
-    per_token = max(0.0, (grown - compute) / n_ctx)
+    per_token = max(0.0, (of_other - compute) / (_another(n_ctx) - n_ctx))
     tied = _is_tied(headers)
     return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, tied, on_cpu)
+
+
+def _another(n_ctx: int) -> int:
+    """Return a context size whose buffers show how those of ``n_ctx`` tokens grow."""
+    return 2 * n_ctx if 2 * n_ctx <= MAX_N_CTX else n_ctx // 2
 
 
 def dry_run(path: Path, params: EngineParams) -> Placed:

@@ -11,6 +11,7 @@ from qdraft.llama.devices import Device, devices, free_memory
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.placed import CPU, Share, chosen_devices, require_placeable
 from qdraft.llama.spec import Both, ModelSpec
+from qdraft.placement.buffers import default_margin
 from qdraft.placement.choose import (
     Counts,
     Needs,
@@ -185,7 +186,7 @@ def _survey(models: Both[ModelSpec], given: Given) -> _Site:
     """Return the devices and what they have room for."""
     usable = _devices(models, given)
     margins = [
-        _default_margin(device.free) if given.margin is None else given.margin for device in usable
+        default_margin(device.free) if given.margin is None else given.margin for device in usable
     ]
     names = models.map(lambda model: _device_names(model.params, given))
     for_draft = names.draft
@@ -204,7 +205,7 @@ def _survey(models: Both[ModelSpec], given: Given) -> _Site:
     return _Site(
         devices=tuple(usable),
         rooms=tuple(rooms),
-        margins=(*margins, _default_margin(free)),
+        margins=(*margins, default_margin(free)),
         holders=(*usable, Device(CPU, "memory of this machine", "cpu", False, free, free)),
         estimated=bool(given.sizes) and not has_devices(),
     )
@@ -344,11 +345,6 @@ def _usable(params: EngineParams) -> list[Device]:
 def has_devices() -> bool:
     """Tell whether this machine has a device that layers can go to."""
     return any(device.takes_layers for device in devices())
-
-
-def _default_margin(n_bytes: int) -> int:
-    """Return the bytes to leave free for what a plan does not count: 8 %, at most 1 GiB."""
-    return min(_GIB, n_bytes * 8 // 100)
 
 
 def _n_layers(params: EngineParams, of: Needs) -> int | None:

@@ -12,8 +12,8 @@ from qdraft.llama.held_pages import Stretch
 from qdraft.llama.params import ALL_LAYERS, EngineParams
 from qdraft.llama.placed import chosen_devices
 from qdraft.llama.spec import Both, ModelSpec
+from qdraft.placement.buffers import default_margin
 
-_GIB = 2**30
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"_exps\.")
 # Joins stretches with less than this between them, which costs less than a lock for each.
@@ -31,7 +31,7 @@ class Residency:
     @property
     def margin(self) -> int:
         """What caches, compute buffers and other programs may need: 8 %, at most 1 GiB."""
-        return min(_GIB, self.free * 8 // 100)
+        return default_margin(self.free)
 
     @property
     def fits(self) -> bool:

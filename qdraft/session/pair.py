@@ -24,6 +24,7 @@ from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
+from qdraft.placement.buffers import require_memory
 from qdraft.placement.needs import dry_run
 from qdraft.placement.outlook import describe, foresee
 from qdraft.placement.plan import ALPHA
@@ -92,8 +93,9 @@ class Pair:
         """Load what ``spec`` describes, as it says, and check that the vocabularies are the same.
 
         This connects to no server and makes no plan; ``open_spec`` does. It also has the pair start
-        from the costs of earlier runs (``Learning.stored``). Raises ModelFileError, PairError,
-        UsageError or EngineError, and then frees what it has loaded.
+        from the costs of earlier runs (``Learning.stored``). Raises HostMemoryError before loading
+        if the caches do not fit this machine, ModelFileError, PairError, UsageError or EngineError,
+        and then frees what it has loaded.
         """
         self.lock = threading.RLock()
         self._sessions: set[Session] = set()  # those that hold sequences
@@ -106,6 +108,7 @@ class Pair:
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
         self.recommended = facts.target.sampling
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
+        require_memory(self.spec.models, facts)
         self.residency = find_residency(self.spec.models)
         self.held: HeldWeights | None = None  # of a target that does not fit in memory
         try:

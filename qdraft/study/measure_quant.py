@@ -15,6 +15,7 @@ from typing import Any
 from qdraft.decoding.policy.model import Costs, best_n_draft
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import UsageError
+from qdraft.gguf.facts import require_model
 from qdraft.host import resident_memory
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.model import LlamaModel
@@ -22,7 +23,7 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, renamed
 from qdraft.llama.rpc import connect
 from qdraft.llama.sequence import LlamaSequence
-from qdraft.llama.spec import ModelSpec, PairSpec
+from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.making.costs import (
     N_PROMPT,
     measure_costs,
@@ -30,6 +31,7 @@ from qdraft.making.costs import (
     measure_token_seconds,
 )
 from qdraft.making.overlap import Overlap, measure_overlap
+from qdraft.placement.buffers import require_memory
 from qdraft.session.opening import fit, open_spec
 from qdraft.session.store import describe_machine
 from qdraft.study import bench
@@ -203,7 +205,9 @@ def _as_draft(row: BenchRow, own: Overlap, shared: Overlap | None, costs: Costs)
 @contextmanager
 def _opened(path: Path, params: EngineParams) -> Iterator[LlamaSequence]:
     """One file, loaded where it fits, with room for the rows of a block."""
-    params = fit(ModelSpec(path, params)).params
+    spec = fit(ModelSpec(path, params))
+    params = spec.params
+    require_memory(Both(spec), Both(require_model(path)))
     model = LlamaModel(path, params)
     try:
         context = LlamaContext(model, params, n_rows=rows_at_once(model.vocab.n_tokens))
