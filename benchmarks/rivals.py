@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,10 +132,18 @@ class Server:
         self._log.close()
 
 
-def run_simple(
-    target: Path, draft: Path, prompt: str, n_predict: int, temperature: float, seed: int
+def run_simple(  # noqa: PLR0913 (what a text needs)
+    target: Path,
+    draft: Path,
+    prompt: str,
+    n_predict: int,
+    temperature: float,
+    seed: int,
+    *,
+    setting: Setting = Setting(),
+    enter: Callable[[], None] | None = None,
 ) -> Run:
-    """Run llama-speculative-simple with its defaults, in a process of its own."""
+    """Run llama-speculative-simple in a process of its own, which calls ``enter`` first."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(prompt)
         file.flush()
@@ -143,7 +151,7 @@ def run_simple(
         done = subprocess.run(
             [
                 tool("llama-speculative-simple"),
-                *common_options(target, draft, Setting()),
+                *common_options(target, draft, setting),
                 "-f",
                 file.name,
                 "--no-escape",
@@ -157,6 +165,7 @@ def run_simple(
             capture_output=True,
             text=True,
             errors="replace",
+            preexec_fn=enter,
         )
     output = done.stdout + done.stderr
     decoded, accepted = _DECODED.search(output), _ACCEPTED.search(output)

@@ -18,6 +18,7 @@ import tiny
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft import DecodeParams, SamplingParams
+from qdraft.cli.options.devices import DeviceOptions
 from qdraft.errors import UsageError
 from qdraft.gguf.header import read_header
 from qdraft.llama import held_pages, slow_pass
@@ -242,6 +243,26 @@ def test_every_load_mode_gives_the_same_logits(mode: str, tmp_path: Path) -> Non
         context.close()
         model.close()
     np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "modes"),
+    [
+        ({}, ("auto", "auto")),
+        ({"mlock": True}, ("mmap+mlock", "auto")),
+        ({"no_mmap": True, "mmap_draft": True}, ("none", "mmap")),
+        ({"mlock_draft": True, "no_mmap_draft": True}, ("auto", "mlock")),
+    ],
+)
+def test_the_options_of_load_modes(given: dict[str, bool], modes: tuple[str, str]) -> None:
+    assert tuple(params.load_mode for params in DeviceOptions(**given).engines()) == modes
+
+
+@pytest.mark.parametrize("suffix", ["", "_draft"])
+def test_load_modes_that_contradict_each_other(suffix: str) -> None:
+    name = suffix.replace("_", "-")
+    with pytest.raises(UsageError, match=f"--mmap{name} cannot be combined with --no-mmap{name}"):
+        DeviceOptions(**{f"mmap{suffix}": True, f"no_mmap{suffix}": True}).engines()
 
 
 def test_an_unknown_load_mode_is_an_error() -> None:

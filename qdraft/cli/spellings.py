@@ -39,7 +39,7 @@ _NOT_NEEDED = {
     "the summary shows the times": "--perf --no-perf --show-timings",
     "llama.cpp's log is off unless `--verbose` is given": "--log-disable --log-colors= "
     "--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --no-log-jsonl",
-    "it is the default": "-e --escape -kvo --kv-offload --mmap --op-offload",
+    "it is the default": "-e --escape -kvo --kv-offload --op-offload",
     "qdraft warms the models up while it loads them": "--warmup --no-warmup",
     "qdraft finds out whether repacked weights are safe": "--repack -nr --no-repack",
     "the text ends when the context is full": "--no-context-shift --keep= -dt= --defrag-thold=",

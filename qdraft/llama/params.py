@@ -36,8 +36,8 @@ class EngineParams:
 
     ``load_mode`` says how weights get into the CPU's memory: "mmap" maps the file, so that the
     system may drop what it can read again, "none" reads the file into memory of its own, and
-    "mlock" and "mmap+mlock" also lock that memory. "auto" maps the file, except that a pair reads
-    its draft into memory if both models do not fit.
+    "mlock" and "mmap+mlock" also lock that memory. "auto" maps the file; if target and draft do not
+    fit, a pair reads the draft into memory and locks the part of the target that does.
 
     ``n_ubatch`` None is 512, or ``n_batch`` if that is less; a pair takes up to ``n_batch`` if its
     target does not fit in memory, because each physical batch then reads the file again.

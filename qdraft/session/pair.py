@@ -202,7 +202,7 @@ class Pair:
     def _hold_weights(self) -> None:
         """Keep a part of the target's mapped weights in memory if they do not fit."""
         target = self.spec.models.target
-        if self.residency.n_streamed and target.params.load_mode in ("auto", "mmap"):
+        if self.residency.n_streamed and target.params.load_mode == "auto":
             self.held = HeldWeights(target, self.contexts)
             self._resources.callback(self.held.close)
 

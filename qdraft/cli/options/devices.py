@@ -157,6 +157,22 @@ class DeviceOptions(Group):
     mlock_draft: Annotated[
         bool, option(_CONTEXT, "--mlock-draft", help="Lock the draft's weights in memory.")
     ] = False
+    mmap: Annotated[
+        bool,
+        option(
+            _CONTEXT,
+            "--mmap",
+            help="Map the target's file, and let the system choose what stays in memory.",
+        ),
+    ] = False
+    mmap_draft: Annotated[
+        bool,
+        option(
+            _CONTEXT,
+            "--mmap-draft",
+            help="Map the draft's file, and let the system choose what stays in memory.",
+        ),
+    ] = False
     no_mmap: Annotated[
         bool,
         option(
@@ -291,13 +307,25 @@ class DeviceOptions(Group):
             cache_type_k=self.cache_type_k,
             cache_type_v=self.cache_type_v,
             flash_attn=self.flash_attn,
-            load_mode=load_mode(lock=self.mlock, no_mmap=self.no_mmap),
+            load_mode=self._load_mode(""),
         )
         try:
             return target, self._of_draft(target)
         except ParameterError as error:
             error.args = (rename_parameters(str(error), _draft_names()),)
             raise
+
+    def _load_mode(self, suffix: str) -> str:
+        """The load mode that the options with this suffix ask for. Raises UsageError."""
+        lock, is_mapped, is_read = (
+            getattr(self, f"{name}{suffix}") for name in ("mlock", "mmap", "no_mmap")
+        )
+        if is_mapped and is_read:
+            option = suffix.replace("_", "-")
+            raise UsageError(f"--mmap{option} cannot be combined with --no-mmap{option}")
+        if lock:
+            return "mlock" if is_read else "mmap+mlock"
+        return "none" if is_read else "mmap" if is_mapped else "auto"
 
     def _of_draft(self, target: EngineParams) -> EngineParams:
         """How to load the draft: as the target, except for what the draft's options say."""
@@ -315,7 +343,7 @@ class DeviceOptions(Group):
             ),
             cache_type_k=self.cache_type_k_draft or self.cache_type_k,
             cache_type_v=self.cache_type_v_draft or self.cache_type_v,
-            load_mode=load_mode(lock=self.mlock_draft, no_mmap=self.no_mmap_draft),
+            load_mode=self._load_mode("_draft"),
         )
         if not self.device_draft:
             return replace(draft, devices=())
@@ -338,13 +366,6 @@ def _draft_names() -> dict[str, str]:
     }
     of_target = [name.removesuffix("_draft") for name in draft_fields()]
     return {names.get(name, name): options[f"{name}_draft"] for name in of_target}
-
-
-def load_mode(*, lock: bool, no_mmap: bool) -> str:
-    """Return the load mode of ``EngineParams`` that these options ask for."""
-    if lock:
-        return "mlock" if no_mmap else "mmap+mlock"
-    return "none" if no_mmap else "auto"
 
 
 def parse_gpu_layers(text: str, option: str) -> int | None:
