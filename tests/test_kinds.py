@@ -294,7 +294,7 @@ class TestTrial:
         def use(code: str) -> list[Path]:
             tried: list[Path] = []
 
-            def command(_module: str, path: str) -> list[str]:
+            def command(_module: str, path: str, *_rest: str) -> list[str]:
                 tried.append(Path(path))
                 return [sys.executable, "-c", code]
 
@@ -364,6 +364,13 @@ class TestTrial:
         assert trial.last_words(thrown) == "map::at"
         assert trial.last_words("a\n/x/y.cpp:7: GGML_ABORT\n\n") == "y.cpp:7: GGML_ABORT"
         assert trial.last_words("") == ""
+
+    @pytest.mark.real
+    def test_a_real_abort_of_a_decode(self, path: Path) -> None:
+        """More rotated dimensions than a head has: the file loads, and its first decode aborts."""
+        tiny.windowed(path, rotated=1000)
+        with pytest.raises(ModelFileError, match=r"crashes: \w+\.\w+:\d+: GGML_ASSERT"):
+            LlamaModel(path, EngineParams())
 
     @pytest.mark.real
     def test_a_real_abort(self, path: Path) -> None:

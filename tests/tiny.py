@@ -155,9 +155,11 @@ def mixture(path: Path, *, n_expert: int = 4, n_used: int = 2) -> Path:
     return _write(writer, random_values(shapes))
 
 
-def windowed(path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1) -> Path:
+def windowed(
+    path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1, rotated: int = HEAD
+) -> Path:
     """A model with sliding-window attention, of gemma3 architecture."""
-    writer = _transformer(path, "gemma3", n_ctx=n_ctx)
+    writer = _transformer(path, "gemma3", n_ctx=n_ctx, rotated=rotated)
     writer.add_sliding_window(window)
     shapes: Shapes = {
         "token_embd.weight": (len(TOKENS), N_EMBD),
@@ -179,7 +181,9 @@ def windowed(path: Path, *, window: int = 32, n_ctx: int = 512, seed: int = 1) -
     return _write(writer, random_values(shapes, seed))
 
 
-def _transformer(path: Path, architecture: str, *, n_ctx: int) -> gguf.GGUFWriter:
+def _transformer(
+    path: Path, architecture: str, *, n_ctx: int, rotated: int = HEAD
+) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(2)
     writer.add_context_length(n_ctx)
@@ -189,7 +193,7 @@ def _transformer(path: Path, architecture: str, *, n_ctx: int) -> gguf.GGUFWrite
     writer.add_head_count_kv(N_HEAD_KV)
     writer.add_key_length(HEAD)
     writer.add_value_length(HEAD)
-    writer.add_rope_dimension_count(HEAD)
+    writer.add_rope_dimension_count(rotated)
     writer.add_layer_norm_rms_eps(1e-5)
     return writer
 

@@ -1,9 +1,10 @@
 """The first load of a file, tried in a child process: llama.cpp ends a process on some files.
 
 It asserts what a header should say, and throws exceptions that no Python program can catch. Before
-this process loads a file that is new on this machine, a child loads it without its weights (that is
-vocabulary, sizes and shapes), makes a small context, and tokenizes a few words. qdraft stores the
-answer for the header and this build of llama.cpp, so that a file costs one trial.
+this process loads a file that is new on this machine, a child loads it, makes a small context, and
+tokenizes a few words. It loads a small file with its weights, and decodes the words; of a large
+one, it loads vocabulary, sizes and shapes. qdraft stores the answer for the header and this build
+of llama.cpp, so that a file costs one trial.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from qdraft.errors import EngineError, ModelFileError
 from qdraft.gguf.facts import require_model_parts
@@ -27,6 +29,7 @@ from qdraft.paths import cache_dir, new_file
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 300
+_SMALL = 1 << 30  # bytes; a larger file is not decoded, as reading it can take minutes
 _DONE = "done"
 _PLACE = re.compile(r"\S*[/\\](?=[\w.-]+:\d+: )")  # folders of the machine that built llama.cpp
 _WORDS = "Hello, world! 12345\n\tif (x) { return; }"
@@ -40,12 +43,13 @@ def require_loadable(path: Path) -> None:
     Raises what ``require_model`` raises.
     """
     headers = require_model_parts(path)
-    key = "\n".join((build_id(), *(header.sha256 for header in headers)))
+    is_small = sum(header.n_bytes for header in headers) <= _SMALL
+    key = "\n".join((build_id(), f"{is_small}", *(header.sha256 for header in headers)))
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     store = cache_dir() / "loads" / f"{digest}.json"
     reason = _read(store)
     if reason is None:
-        reason = _try(headers[0].path)
+        reason = _try(headers[0].path, decodes=is_small)
         _save(store, reason)
     if reason:
         raise ModelFileError(
@@ -54,7 +58,7 @@ def require_loadable(path: Path) -> None:
         )
 
 
-def _try(path: Path) -> str:
+def _try(path: Path, *, decodes: bool) -> str:
     """Load in a child; return llama.cpp's last words if it crashes, else ``""``.
 
     A refusal with a reason is not a crash: the load of this process meets it again and reports it.
@@ -65,7 +69,7 @@ def _try(path: Path) -> str:
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     try:
         child = subprocess.run(
-            command(__name__, str(path)),
+            command(__name__, str(path), *(["decode"] if decodes else [])),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment,
@@ -121,28 +125,37 @@ def _write_no_core() -> None:
 
 
 def main(args: list[str]) -> int:
-    """Run the child: load the file that ``args`` name, on the CPU and without its weights."""
+    """Run the child: load the file that ``args`` name on the CPU, and decode if they say so."""
     _write_no_core()
     llama = lib()
     params = llama.llama_model_default_params()
     no_devices = (ctypes.c_void_p * 1)(None)
     params.devices = ctypes.addressof(no_devices)
     params.n_gpu_layers = 0
-    params.no_alloc = True
-    params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+    params.use_extra_bufts = False  # repacked weights have a probe of their own
+    decodes = "decode" in args[1:]
+    if not decodes:
+        params.no_alloc = True
+        params.load_mode = llama.LLAMA_LOAD_MODE_NONE
     model = llama.llama_model_load_from_file(os.fsencode(args[0]), params)
     if model:
+        tokens = _tokenize(llama, model)
         context_params = llama.llama_context_default_params()
         context_params.n_ctx = 256
         context_params.n_seq_max = 2
         context_params.kv_unified = True
         context_params.swa_full = True
-        if context := llama.llama_init_from_model(model, context_params):
-            llama.llama_free(context)
-        vocab = llama.llama_model_get_vocab(model)
-        text = _WORDS.encode()
-        tokens = (llama.llama_token * 256)()
-        llama.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, True)
-        llama.llama_model_free(model)
+        context = llama.llama_init_from_model(model, context_params)
+        if context and decodes:
+            llama.llama_decode(context, llama.llama_batch_get_one(tokens, len(tokens)))
     print(_DONE, flush=True)
     return 0
+
+
+def _tokenize(llama: Any, model: Any) -> Any:
+    """Return the tokens of a few words, as an array of llama_token with at least one."""
+    text = _WORDS.encode()
+    tokens = (llama.llama_token * 64)()
+    vocab = llama.llama_model_get_vocab(model)
+    n = llama.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, True)
+    return (llama.llama_token * max(1, n))(*tokens[: max(0, n)])
