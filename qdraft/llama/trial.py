@@ -22,6 +22,7 @@ from typing import Any
 
 from qdraft.errors import EngineError, ModelFileError
 from qdraft.gguf.facts import require_model_parts
+from qdraft.host import default_threads
 from qdraft.llama.child import command
 from qdraft.llama.native import build_id, lib
 from qdraft.paths import cache_dir, new_file
@@ -32,6 +33,7 @@ _TIMEOUT_S = 300
 _SMALL = 1 << 30  # bytes; a larger file is not decoded, as reading it can take minutes
 _DONE = "done"
 _PLACE = re.compile(r"\S*[/\\](?=[\w.-]+:\d+: )")  # folders of the machine that built llama.cpp
+_N_DECODED = 4  # tokens
 _WORDS = "Hello, world! 12345\n\tif (x) { return; }"
 # Signals by which other programs end a child, or the system for want of memory.
 _FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGKILL", 9))
@@ -142,12 +144,14 @@ def main(args: list[str]) -> int:
         tokens = _tokenize(llama, model)
         context_params = llama.llama_context_default_params()
         context_params.n_ctx = 256
+        context_params.n_threads = context_params.n_threads_batch = default_threads()
         context_params.n_seq_max = 2
         context_params.kv_unified = True
         context_params.swa_full = True
         context = llama.llama_init_from_model(model, context_params)
         if context and decodes:
-            llama.llama_decode(context, llama.llama_batch_get_one(tokens, len(tokens)))
+            n_decoded = min(_N_DECODED, len(tokens))
+            llama.llama_decode(context, llama.llama_batch_get_one(tokens, n_decoded))
     print(_DONE, flush=True)
     return 0
 
