@@ -233,10 +233,13 @@ class TestWindows:
             for text in texts:
                 text.read()
             assert texts[0].summary.n_accepted < texts[0].summary.n_tested / 2
+            # Rows of a batch round differently from rows alone: the texts are one up to a place
+            # at which that explains a fork, if there is one.
             check = texts[0].check()
-            assert check.same or check.explained
-            if check.noise == 0:
-                assert texts[0].tokens == texts[1].tokens
+            assert check.explained
+            n_same = 120 if check.fork is None else check.fork
+            assert n_same > 20
+            assert texts[0].tokens[:n_same] == texts[1].tokens[:n_same]
 
     @pytest.mark.parametrize("share_kv", ["on", "off"])
     def test_a_file_with_itself(self, tmp_path: Path, share_kv: str) -> None:

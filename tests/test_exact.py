@@ -109,8 +109,8 @@ def test_one_sentence_says_what_exact_does() -> None:
 
 @pytest.fixture(scope="module")
 def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
-    """A quantized target with a q8_0 cache: rows of small batches are exact on most CPUs."""
-    params = EngineParams(n_ctx=1024, cache_type_k="q8_0", cache_type_v="q8_0")
+    """A quantized target with a q8_0 cache and one thread: rows of small batches are exact."""
+    params = EngineParams(n_ctx=1024, n_threads=1, cache_type_k="q8_0", cache_type_v="q8_0")
     with Pair(PairSpec.of(source_file, smollm2[1], params)) as pair:
         yield pair
 
@@ -119,8 +119,7 @@ def exact_pair(smollm2: tuple[Path, Path], source_file: Path) -> Iterator[Pair]:
 def test_exact_texts_are_the_targets_own_token_for_token(exact_pair: Pair) -> None:
     """Every prompt, and two that end just before the edges of the cache view: 256 and 512 cells."""
     longest = exact_pair.bit_identity(8)
-    if longest.n_draft == 0:
-        pytest.skip(f"no exact batch on this build and CPU: {longest}")
+    assert longest.n_draft >= 4
     endless = SamplingParams(temperature=0, logit_bias=dict.fromkeys((0, 2, 4), -np.inf))
     drafted = 0
     vocab = exact_pair.vocab

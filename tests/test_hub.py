@@ -47,9 +47,12 @@ def test_no_choice(files: list[str], wanted: str | None) -> None:
 def hub(tmp_path: Path) -> Iterator[str]:
     """One repository, owner/tiny, with one file of each kind."""
     pytest.importorskip("huggingface_hub")
+    model = tiny.windowed(tmp_path / "a.gguf")
+    with model.open("ab") as file:
+        file.write(bytes(2**20))  # a scan leaves smaller files out
     content = {
         "README.md": b"# tiny\n",
-        "tiny-F32.gguf": tiny.windowed(tmp_path / "a.gguf").read_bytes(),
+        "tiny-F32.gguf": model.read_bytes(),
         "broken-Q4_0.gguf": b"<!DOCTYPE html>",
     }
     sha = "a" * 40
@@ -122,7 +125,9 @@ def test_pull(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     shown = json.loads(as_json.stdout)
     jsonschema.validate(shown, schema("models-pull"))
     assert (shown["files"], shown["architecture"]) == ([str(path)], "gemma3")
-    assert json.loads(scan.stdout)["unreadable"] == []
+    scanned = json.loads(scan.stdout)
+    assert [Path(model["path"]).resolve() for model in scanned["models"]] == [path.resolve()]
+    assert scanned["unreadable"] == []
     for (_, status, message), failed in zip(refused, failures, strict=True):
         assert failed.returncode == status, failed.stderr
         assert message in " ".join(failed.stderr.split())

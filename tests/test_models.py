@@ -72,8 +72,12 @@ def test_the_usual_places(
     models, wrong = read_all([*gguf_files(known_folders()), *ollama_models()])
     assert not wrong
     assert {m.file_type for m in models} == {"unknown", "F16", "Q4_0"}
+    # Files of less than a megabyte hold no weights for a user; the same file, filled up, does.
+    large = studio / "large-Q4_0.gguf"
+    large.write_bytes(ladder["Q4_0"].read_bytes() + bytes(2**20))
     shown = json.loads(qdraft_process("models", "scan", "--json").stdout)
-    assert shown["models"] == []  # files of less than a megabyte are no models for a user
+    assert [model["path"] for model in shown["models"]] == [str(large)]
+    assert shown["unreadable"] == []
 
 
 def test_pairs_of_one_model_are_ranked(ladder: dict[str, Path], tmp_path: Path) -> None:

@@ -441,3 +441,23 @@ class TestTakingTurns:
             assert all(text.step() == [] for text in texts)
             with pytest.raises(EngineError, match="the pair is closed"):
                 opened.session().generate(user(1), GREEDY, fixed()).read()
+
+    def test_a_text_that_waits_in_another_thread_does_not_keep_the_pair_open(
+        self, files: tuple[Path, Path]
+    ) -> None:
+        """A thread that takes one chunk of a text and ends holds nothing, as in an executor."""
+        opened = Pair(PairSpec.of(*files, PARAMS))
+        text = opened.session().generate(user(1), GREEDY, fixed(400))
+        chunks = iter(text)
+        taken: list[object] = []
+        for _ in range(2):  # the second thread may have the number of the first
+            thread = threading.Thread(target=lambda: taken.append(next(chunks)))
+            thread.start()
+            thread.join(timeout=60)
+        assert len(taken) == 2
+        closing = threading.Thread(target=opened.close, daemon=True)
+        closing.start()
+        closing.join(timeout=60)
+        assert not closing.is_alive()
+        assert list(chunks) == []
+        assert text.finish_reason is FinishReason.INTERRUPTED
