@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from rich.console import Console
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -29,11 +31,15 @@ from qdraft.llama.params import LOAD_MODES, EngineParams
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.placement import residency as residency_module
 from qdraft.placement.outlook import Outlook, describe, foresee
+from qdraft.placement.plan import Plan, make_plan
 from qdraft.placement.residency import Residency, stretches_to_hold, weights_on_cpu
+from qdraft.render.console import THEME
+from qdraft.render.plan import plan_report, plan_view
 from qdraft.session import held_weights
 from qdraft.session import pair as pair_module
 from qdraft.session.held_weights import HeldWeights
 from qdraft.session.pair import Pair
+from qdraft.study.explain import Figures, Finding, Situation, explain
 
 MIB, GIB = 2**20, 2**30
 
@@ -414,3 +420,59 @@ class TestOutlook:
         assert outlook
         assert outlook.smaller_target
         assert outlook.smaller_target[1] <= size // 2
+
+
+def printed(plan: Plan) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80, theme=THEME).print(plan_view(plan))
+    return out.getvalue()
+
+
+class TestPlan:
+    @pytest.fixture
+    def plan(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+        path = tiny.windowed(tmp_path / "t.gguf")
+        size = path.stat().st_size
+        monkeypatch.setattr(residency_module, "free_memory", lambda: size // 2)
+        return make_plan(Both(ModelSpec(path, EngineParams(n_ctx=256))))
+
+    def test_it_says_what_each_pass_reads(self, plan: Plan) -> None:
+        assert plan.outlook
+        text = " ".join(printed(plan).split())
+        assert "each pass over the target reads" in text
+        assert "a target of type" in text
+
+    def test_json_has_the_figures(self, plan: Plan) -> None:
+        assert plan.outlook
+        report = plan_report(plan, None)["outlook"]
+        assert report["read_per_pass"] == plan.outlook.residency.n_streamed > 0
+        assert report["tokens_per_second"] is None  # there is no draft
+
+    def test_what_fits_has_no_outlook(self, tmp_path: Path) -> None:
+        path = tiny.windowed(tmp_path / "t.gguf")
+        plan = make_plan(Both(ModelSpec(path, EngineParams(n_ctx=256))))
+        assert plan.outlook is None
+        assert plan_report(plan, None)["outlook"] is None
+
+
+class TestExplain:
+    FIGURES = Figures(
+        c=0.3, v={2: 1.1}, alpha={0.0: 0.8}, target_bytes=40 * GIB, draft_bytes=4 * GIB
+    )
+
+    def finding(self, memory: int) -> Finding:
+        findings = explain(self.FIGURES, Situation(0.0, memory=memory))
+        return next(each for each in findings if each.topic == "memory")
+
+    def test_a_target_that_streams_is_worth_several_times(self) -> None:
+        finding = self.finding(24 * GIB)
+        assert finding.speedup
+        assert finding.speedup > 3
+        assert finding.n_draft
+        assert finding.n_draft > 8
+        assert "reads" in finding.words
+
+    def test_a_draft_that_does_not_stay_promises_nothing(self) -> None:
+        finding = self.finding(4 * GIB)
+        assert finding.speedup is None
+        assert "make a smaller one" in finding.words

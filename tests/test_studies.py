@@ -328,6 +328,8 @@ class TestInterrupts:
         class Interrupted:
             def __init__(self, *args: object) -> None: ...
 
+            def require_space(self) -> None: ...
+
             def measure_reference(self) -> Reference:
                 return REFERENCE
 

@@ -46,6 +46,11 @@ class Outlook:
         return self._best()[0]
 
     @property
+    def speedup(self) -> float:
+        """The speed with the draft over that of the target alone."""
+        return self._best()[1]
+
+    @property
     def alone(self) -> float | None:
         """Tokens a second of the target alone."""
         return 1 / self.pass_s if self.pass_s else None
@@ -56,7 +61,7 @@ class Outlook:
         residency = self.residency
         if not self.alone or not residency.draft or not residency.draft_fits:
             return None
-        return self.alone * self._best()[1]
+        return self.alone * self.speedup
 
     def _best(self) -> tuple[int, float]:
         if not self.pass_s:

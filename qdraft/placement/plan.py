@@ -23,6 +23,7 @@ from qdraft.placement.choose import (
     shares_of,
 )
 from qdraft.placement.needs import dry_run, measure_needs
+from qdraft.placement.outlook import Outlook, foresee
 
 ALPHA = 0.8  # the acceptance rate that a plan assumes before qdraft measures it
 DEVICE_SPEED = 8.0  # the speed of a device's memory over the CPU's that a plan assumes
@@ -76,7 +77,8 @@ class Plan:
     place them; the latter have no draft if there is none or it is better left out. ``choices``
     are the best placement with the draft and the best of the target alone, the better one first.
     ``n_ctx_most`` is the largest context with these layers. ``smaller_draft`` is a file type
-    that would be faster, and its bytes. ``estimated`` is True if this machine lacks the devices: a
+    that would be faster, and its bytes. ``outlook`` is what to expect of weights that do not fit in
+    the CPU's memory, None if they do. ``estimated`` is True if this machine lacks the devices: a
     device's compute buffers are then assumed to be as large as the CPU's.
     """
 
@@ -88,6 +90,7 @@ class Plan:
     uses: tuple[Use, ...]
     choices: tuple[PlacementChoice, ...]
     smaller_draft: tuple[str, int] | None
+    outlook: Outlook | None
     estimated: bool
     given: Given
 
@@ -177,6 +180,7 @@ def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
         uses=_uses(site, layout.shares),
         choices=layout.choices,
         smaller_draft=_smaller_draft(facts, layout, site.rooms, given.alpha),
+        outlook=None if given.sizes else foresee(layout.models, given.alpha),
         estimated=site.estimated,
         given=given,
     )

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from qdraft.llama.placed import Share
+from qdraft.placement.outlook import Outlook, describe
 from qdraft.placement.plan import Plan
 from qdraft.placement.run_options import run_options
 from qdraft.render.layout import wrapped
@@ -64,7 +65,11 @@ def _fit_lines(plan: Plan) -> list[Text]:
     """Whether everything fits, and how many layers are on devices."""
     n_layers = sum(use.target.n_layers for use in plan.uses)
     n_on_devices = sum(use.target.n_layers for use in plan.on_devices)
-    if not plan.fits:
+    if plan.outlook:
+        sentence = describe(plan.outlook)
+        if plan.outlook.drafted:
+            sentence += f" (assuming an acceptance rate of {plan.outlook.alpha:g})"
+    elif not plan.fits:
         sentence = (
             f"does not fit {', '.join(plan.too_small)}: use a smaller context (-c), cache type "
             "(-ctk, -ctv) or file"
@@ -116,6 +121,7 @@ def _advice_lines(plan: Plan) -> list[Text]:
             f"a draft of type {file_type}, about {size / _GIB:.2f} GiB, would fit whole: make one "
             f"with qdraft make {plan.models.target.path} --type {file_type}",
         )
+    lines += _streaming_advice(plan)
     if plan.estimated:
         lines += wrapped(
             "note",
@@ -125,6 +131,29 @@ def _advice_lines(plan: Plan) -> list[Text]:
     if run := run_options(plan):
         default = "" if plan.given.sizes else ", which is what qdraft run does by itself"
         lines += wrapped("run", f"qdraft run {run}{default}")
+    return lines
+
+
+def _streaming_advice(plan: Plan) -> list[Text]:
+    """What would help if the target does not fit in memory."""
+    if plan.outlook is None:
+        return []
+    lines = []
+    path = plan.models.target.path
+    if plan.outlook.smaller_draft:
+        file_type, size = plan.outlook.smaller_draft
+        lines += wrapped(
+            "hint",
+            f"the draft does not stay in memory: one of type {file_type}, about "
+            f"{size / _GIB:.1f} GiB, would (qdraft make {path} --type {file_type})",
+        )
+    if plan.outlook.smaller_target:
+        file_type, size = plan.outlook.smaller_target
+        lines += wrapped(
+            "hint",
+            f"a target of type {file_type}, about {size / _GIB:.1f} GiB, would fit, with another "
+            "distribution",
+        )
     return lines
 
 
@@ -140,9 +169,29 @@ def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
         "devices": [{**asdict(use), "left": use.left} for use in plan.uses],
         "choices": [asdict(choice) for choice in plan.choices],
         "smaller_draft": plan.smaller_draft,
+        "outlook": outlook_report(plan.outlook),
         "given": asdict(plan.given),
         "run": run_options(plan),
         "verified": None if rows is None else [_row_report(row) for row in rows],
+    }
+
+
+def outlook_report(outlook: Outlook | None) -> dict[str, Any] | None:
+    """What to expect of a target that does not fit, for JSON; sizes are in bytes."""
+    if outlook is None:
+        return None
+    residency = outlook.residency
+    return {
+        "free": residency.free,
+        "target": residency.target,
+        "draft": residency.draft,
+        "read_per_pass": residency.n_streamed,
+        "disk_speed": outlook.disk_speed,
+        "tokens_per_second_alone": outlook.alone,
+        "tokens_per_second": outlook.drafted,
+        "n_draft": outlook.n_draft,
+        "smaller_target": outlook.smaller_target,
+        "smaller_draft": outlook.smaller_draft,
     }
 
 

@@ -17,12 +17,15 @@ from qdraft.decoding.policy.model import (
     interpolate_v,
 )
 from qdraft.decoding.policy.model import speedup as expected_speedup
+from qdraft.placement.outlook import Outlook
+from qdraft.placement.residency import Residency
 
 MOST = 16  # tokens of a draft that are tried
 BITS = {"F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.56, "Q4_K_M": 4.85}  # of whole files of big models
 _PROMPT_COST = 0.1  # target tokens that a prompt token is assumed to cost
 _N_PREDICT = 256  # tokens of a text of unknown length
 _GIB = 2**30
+_DISK_SPEED = 1e9  # bytes a second that a disk is assumed to give
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def explain(figures: Figures, situation: Situation) -> list[Finding]:
     if figures.target_bits:
         findings += _precision(figures, alpha, figures.target_bits)
     if situation.memory and figures.target_bytes:
-        findings.append(_memory(figures, situation.memory, pair.speedup or 1.0))
+        findings.append(_memory(figures, situation.memory, alpha, pair.speedup or 1.0))
     return findings
 
 
@@ -216,20 +219,26 @@ def _precision(figures: Figures, alpha: float, bits: float) -> list[Finding]:
     return findings
 
 
-def _memory(figures: Figures, memory: int, speedup: float) -> Finding:
+def _memory(figures: Figures, memory: int, alpha: float, speedup: float) -> Finding:
     target, draft = figures.target_bytes or 0, figures.draft_bytes or 0
+    residency = Residency(memory, target, draft)
     room = f"{memory / _GIB:.1f} GiB"
     sizes = f"target {target / _GIB:.1f} GiB and draft {draft / _GIB:.1f} GiB of {room}"
-    if target + draft <= memory:
+    if residency.fits:
         return Finding("memory", speedup, None, f"{sizes}: both fit, KV caches not included")
-    if target <= memory:
+    if Residency(memory, target, 0).fits:
         why = (
-            "the target fits alone; with the draft, weights are read from disk at every token: "
+            "the target fits alone; with the draft, each pass reads a part of it from the disk: "
             "leave the draft out, or make a smaller one"
         )
-    else:
-        why = (
-            "the target does not fit either; a draft that stays in memory pays off all the more "
-            "if the rest of the memory holds as much of the target as possible"
-        )
-    return Finding("memory", None, None, f"{sizes}: {why}")
+        return Finding("memory", None, None, f"{sizes}: {why}")
+    if not residency.draft_fits:
+        why = "neither fits: a draft must stay in memory to pay off, so make a smaller one"
+        return Finding("memory", None, None, f"{sizes}: {why}")
+    outlook = Outlook(residency, _DISK_SPEED, alpha)
+    why = (
+        f"each pass over the target reads {residency.n_streamed / _GIB:.1f} GiB from the disk "
+        f"(assumed at {_DISK_SPEED / 1e9:g} GB/s), whatever its number of rows; the draft stays in "
+        "memory"
+    )
+    return Finding("memory", outlook.speedup, outlook.n_draft, f"{sizes}: {why}")
