@@ -1,10 +1,10 @@
 """The first load of a file, tried in a child process: llama.cpp ends a process on some files.
 
 It asserts what a header should say, and throws exceptions that no Python program can catch. Before
-this process loads a file that is new on this machine, a child loads it, makes a small context, and
-tokenizes a few words. It loads a small file with its weights, and decodes the words; of a large
-one, it loads vocabulary, sizes and shapes. qdraft stores the answer for the header and this build
-of llama.cpp, so that a file costs one trial.
+this process loads a file that is new on this machine, a child loads it and makes a small context.
+It loads a small file with its weights, and decodes a few tokens; of a large one, it loads
+vocabulary, sizes and shapes. qdraft stores the answer for the header and this build of llama.cpp,
+so that a file costs one trial.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 from qdraft.errors import EngineError, ModelFileError
 from qdraft.gguf.facts import require_model_parts
 from qdraft.host import default_threads
 from qdraft.llama.child import command
+from qdraft.llama.logs import OUT_OF_MEMORY
 from qdraft.llama.native import build_id, lib
+from qdraft.llama.native import log as native_log
 from qdraft.paths import cache_dir, new_file
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,6 @@ _SMALL = 1 << 30  # bytes; a larger file is not decoded, as reading it can take 
 _DONE = "done"
 _PLACE = re.compile(r"\S*[/\\](?=[\w.-]+:\d+: )")  # folders of the machine that built llama.cpp
 _N_DECODED = 4  # tokens
-_WORDS = "Hello, world! 12345\n\tif (x) { return; }"
 # Signals by which other programs end a child, or the system for want of memory.
 _FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGKILL", 9))
 
@@ -64,8 +65,8 @@ def _try(path: Path, *, decodes: bool) -> str:
     """Load in a child; return llama.cpp's last words if it crashes, else ``""``.
 
     A refusal with a reason is not a crash: the load of this process meets it again and reports it.
-    Raises ModelFileError if the child does not end, or is ended from outside, and EngineError if it
-    does not start.
+    Raises ModelFileError if the child does not end, and EngineError if it does not start, is ended
+    from outside, or is out of memory.
     """
     log.debug("trying once in a child process whether llama.cpp loads %s", path)
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
@@ -83,13 +84,14 @@ def _try(path: Path, *, decodes: bool) -> str:
         ) from None
     if child.stdout.strip() == _DONE.encode():
         return ""
-    words = last_words(child.stderr.decode("utf-8", "replace"))
+    stderr = child.stderr.decode("utf-8", "replace")
+    words = last_words(stderr)
     if child.returncode == 1:  # of Python
         raise EngineError(f"the trial load of {path} fails: {words}")
-    if -child.returncode in _FROM_OUTSIDE:
-        raise ModelFileError(
-            f"{path} does not load: the trial load was ended by signal {-child.returncode}",
-            hint="try again, with more free memory",
+    if -child.returncode in _FROM_OUTSIDE or OUT_OF_MEMORY.search(stderr) or "bad_alloc" in stderr:
+        raise EngineError(
+            f"the trial load of {path} was ended by signal {-child.returncode}",
+            hint="try again with more free memory",
         )
     return words or f"signal {-child.returncode}"
 
@@ -119,6 +121,14 @@ def _save(store: Path, reason: str) -> None:
         log.debug("%s cannot be written: %s", store, error.strerror)
 
 
+def _show_memory(record: logging.LogRecord) -> bool:
+    """Print what llama.cpp logs of memory; this is a filter that lets no line through."""
+    message = record.getMessage()
+    if OUT_OF_MEMORY.search(message):
+        print(message, file=sys.stderr, flush=True)
+    return False
+
+
 def _write_no_core() -> None:
     if os.name == "posix":
         import resource
@@ -129,6 +139,8 @@ def _write_no_core() -> None:
 def main(args: list[str]) -> int:
     """Run the child: load the file that ``args`` name on the CPU, and decode if they say so."""
     _write_no_core()
+    native_log.setLevel(logging.DEBUG)
+    native_log.addFilter(_show_memory)
     llama = lib()
     params = llama.llama_model_default_params()
     no_devices = (ctypes.c_void_p * 1)(None)
@@ -141,7 +153,6 @@ def main(args: list[str]) -> int:
         params.load_mode = llama.LLAMA_LOAD_MODE_NONE
     model = llama.llama_model_load_from_file(os.fsencode(args[0]), params)
     if model:
-        tokens = _tokenize(llama, model)
         context_params = llama.llama_context_default_params()
         context_params.n_ctx = 256
         context_params.n_threads = context_params.n_threads_batch = default_threads()
@@ -150,16 +161,7 @@ def main(args: list[str]) -> int:
         context_params.swa_full = True
         context = llama.llama_init_from_model(model, context_params)
         if context and decodes:
-            n_decoded = min(_N_DECODED, len(tokens))
-            llama.llama_decode(context, llama.llama_batch_get_one(tokens, n_decoded))
+            tokens = (llama.llama_token * _N_DECODED)()  # zeros
+            llama.llama_decode(context, llama.llama_batch_get_one(tokens, _N_DECODED))
     print(_DONE, flush=True)
     return 0
-
-
-def _tokenize(llama: Any, model: Any) -> Any:
-    """Return the tokens of a few words, as an array of llama_token with at least one."""
-    text = _WORDS.encode()
-    tokens = (llama.llama_token * 64)()
-    vocab = llama.llama_model_get_vocab(model)
-    n = llama.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, True)
-    return (llama.llama_token * max(1, n))(*tokens[: max(0, n)])
