@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
 import pytest
 import tiny
-from invoke import qdraft, qdraft_process, schema
+from closed import close_folder
+from invoke import one_error, qdraft, qdraft_process, schema
 
 from qdraft.errors import UsageError
 from qdraft.llama.quantize import Recipe, quantize
@@ -47,7 +49,7 @@ def test_the_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ladder: dict[str, Path]
 ) -> None:
     home(monkeypatch, tmp_path)
-    assert known_folders() == []
+    assert known_folders([]) == []
     blobs = tmp_path / ".cache/huggingface/hub/models--a--b/blobs"
     snapshot = blobs.parent / "snapshots/123"
     studio = tmp_path / ".lmstudio/models/pub/repo"
@@ -67,9 +69,11 @@ def test_the_usual_places(
     ]
     manifest.write_text(json.dumps({"layers": layers}))
     (manifest.parent / "broken").write_text("{")
-    assert len(known_folders()) == 2
-    assert list(ollama_models()) == [ollama / "blobs/sha256-77"]
-    models, wrong = read_all([*gguf_files(known_folders()), *ollama_models()])
+    wrong: list[str] = []
+    folders = known_folders(wrong)
+    assert len(folders) == 2
+    assert list(ollama_models(wrong)) == [ollama / "blobs/sha256-77"]
+    models = read_all([*gguf_files(folders, wrong), *ollama_models(wrong)], wrong)
     assert not wrong
     assert {m.file_type for m in models} == {"unknown", "F16", "Q4_0"}
     # Files of less than a megabyte hold no weights for a user; the same file, filled up, does.
@@ -83,7 +87,8 @@ def test_the_usual_places(
 def test_pairs_of_one_model_are_ranked(ladder: dict[str, Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(ladder["F16"].read_bytes()[:-100])
-    models, wrong = read_all([*ladder.values(), broken, ladder["F16"]])
+    wrong: list[str] = []
+    models = read_all([*ladder.values(), broken, ladder["F16"]], wrong)
     assert len(models) == 4
     assert len(wrong) == 1
     assert "cut off" in wrong[0]
@@ -104,10 +109,62 @@ def test_split_parts_are_one_model(tmp_path: Path) -> None:
     for path in (*parts, lone):
         with path.open("rb+") as file:
             file.truncate(2 << 20)  # smaller files are left out
-    models, wrong = read_all(gguf_files([tmp_path]))
+    wrong: list[str] = []
+    models = read_all(gguf_files([tmp_path], wrong), wrong)
     assert [m.parts for m in models] == [tuple(parts)]
     assert len(wrong) == 1
     assert "lone.gguf is part 1 of 3 by its header" in wrong[0]
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_there(
+    ladder: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link into a folder that is closed ended the whole search, on Python before 3.14."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/good.gguf").write_bytes(ladder["F16"].read_bytes())
+    (tmp_path / "a/loop.gguf").symlink_to("loop.gguf")
+    (tmp_path / "a/gone.gguf").symlink_to("nothing")
+    (tmp_path / "a/folder.gguf").mkdir()
+    (tmp_path / "a/inside.gguf").symlink_to(tmp_path / "b/m.gguf")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/m.gguf").write_bytes(ladder["F16"].read_bytes())
+    close_folder(tmp_path / "b", monkeypatch)
+    wrong: list[str] = []
+    models = read_all(gguf_files([tmp_path], wrong), wrong)
+    assert [facts.path.name for facts in models] == ["good.gguf"]
+    denied, loop = "cannot be read: Permission denied", "cannot be read: Too many levels"
+    assert [line.split(f"{tmp_path}/")[1][:50] for line in sorted(wrong)] == [
+        "a/gone.gguf cannot be read: No such file or directory"[:50],
+        f"a/inside.gguf {denied}"[:50],
+        f"a/loop.gguf {loop} of symbolic links"[:50],
+        f"b {denied}"[:50],
+    ]
+    wrong = []
+    assert list(ollama_models(wrong, tmp_path / "b")) == []
+    assert wrong == [f"{tmp_path}/b {denied}"]
+    refused = qdraft("models", "scan", str(tmp_path / "b/c"))
+    assert one_error(refused, 2) == f"error: {tmp_path}/b/c {denied}"
+
+
+def test_without_a_home_there_are_fewer_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # neither HOME nor passwd
+    monkeypatch.setattr(find, "_OLLAMA_SERVICE", tmp_path)
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    assert known_folders([]) == [tmp_path]
+    assert list(ollama_models([])) == []
+
+
+def test_a_manifest_names_no_files_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "secret").touch()
+    (tmp_path / "blobs").mkdir()
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "../secret"}
+    (tmp_path / "manifests/m").write_text(json.dumps({"layers": [layer]}))
+    (tmp_path / "manifests/n").write_text("[" * 100_000)
+    assert list(ollama_models([], tmp_path)) == []
 
 
 class TestCommands:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -10,6 +9,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from closed import close_folder
 from invoke import one_error, qdraft
 
 from qdraft.errors import ModelFileError, UsageError
@@ -205,22 +205,6 @@ def test_what_is_no_list_of_pairs_is_not_read(tmp_path: Path) -> None:
         registry.load(tmp_path)
 
 
-def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Close a folder to this user, who may be root."""
-    real = {name: getattr(os, name) for name in ("stat", "lstat", "access", "listdir", "scandir")}
-
-    def guard(name: str, path: object, *args: object, **more: object) -> object:
-        if isinstance(path, (str, os.PathLike)) and str(folder) in str(path):
-            if name == "access":
-                return False
-            if name != "stat" or str(path) != str(folder):
-                raise PermissionError(13, "Permission denied", str(path))
-        return real[name](path, *args, **more)
-
-    for name in real:
-        monkeypatch.setattr(os, name, functools.partial(guard, name))
-
-
 def test_a_closed_draft_of_another_pair_is_none_of_our_business(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,7 +218,7 @@ def test_a_closed_draft_of_another_pair_is_none_of_our_business(
         f" c: {{target: {other}, draft: {target}}}}}",
     )
     secret.mkdir()
-    closed(secret, monkeypatch)
+    close_folder(secret, monkeypatch)
     assert [entry.name for entry in registry.find_entries(other)] == ["c"]
     assert not caplog.records
     assert registry.find_entries(target) == []
@@ -253,7 +237,7 @@ def test_a_closed_file_of_ones_own_is_left_out(
 ) -> None:
     """HOME of another user, as in a container: what was not asked for does not stop a run."""
     path = write(tmp_path / "config", "pairs: {mine: {target: t}}")
-    closed(path.parent, monkeypatch)
+    close_folder(path.parent, monkeypatch)
     assert list(registry.load().entries) == ["smollm2", "gemma3-270m"]
     assert "leaves your own pairs out: Permission denied" in caplog.text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from qdraft.pairs import editing, hub, registry
 from qdraft.pairs.check import require_pair
 from qdraft.pairs.registry import Entry
 from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
+from qdraft.paths import why_closed
 from qdraft.render.console import show_json, show_line, show_path, table_console
 from qdraft.render.models import entry_view, list_view, scan_view
 
@@ -133,10 +135,15 @@ def scan(output: JustJson, folders: Folders = None) -> None:
     Searches the folders of the Hugging Face hub, LM Studio, Ollama and llama.cpp.
     """
     for folder in folders or []:
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder")
-    paths = [*gguf_files([*(folders or []), *known_folders()]), *ollama_models()]
-    models, unreadable = read_all(paths)
+        if not os.path.isdir(folder):
+            why = why_closed(folder)
+            raise UsageError(
+                f"{folder} cannot be read: {why}" if why else f"{folder} is not a folder"
+            )
+    unreadable: list[str] = []
+    files = gguf_files([*(folders or []), *known_folders(unreadable)], unreadable)
+    models = read_all([*files, *ollama_models(unreadable)], unreadable)
+    unreadable = list(dict.fromkeys(unreadable))
     pairs = propose(models)
     if output.as_json:
         show_json(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ from pathlib import Path
 from qdraft.decoding.policy.model import speedup
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import Facts, read_facts
+from qdraft.paths import home_dir, why_closed
 
 log = logging.getLogger(__name__)
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
+# The home of the user "ollama", whom the installer makes for the service on Linux.
+_OLLAMA_SERVICE = Path("/usr/share/ollama")
 _MODEL_BYTES = 1 << 20  # smaller files hold no weights
 
 # The alpha to expect of a draft with at most so many bits per weight: sampled drafting, shared KV
@@ -33,68 +37,125 @@ class Proposal:
     expected: float
 
 
-def known_folders() -> list[Path]:
-    """Return the folders of the Hugging Face hub, LM Studio and llama.cpp that exist."""
-    home = Path.home()
+def known_folders(unreadable: list[str]) -> list[Path]:
+    """Return the folders of the Hugging Face hub, LM Studio and llama.cpp that exist.
+
+    Adds to ``unreadable`` a sentence about each that is closed to this user.
+    """
     hub = os.environ.get("HF_HOME")
-    candidates = (
+    candidates: list[str | Path | None] = [
         os.environ.get("HF_HUB_CACHE") or (Path(hub) / "hub" if hub else None),
-        home / ".cache" / "huggingface" / "hub",
-        home / ".lmstudio" / "models",
-        home / ".cache" / "lm-studio" / "models",
         os.environ.get("LLAMA_CACHE"),
-        home / ".cache" / "llama.cpp",
-        home / "Library" / "Caches" / "llama.cpp",
-    )
+    ]
+    if home := home_dir():
+        candidates += [
+            home / ".cache" / "huggingface" / "hub",
+            home / ".lmstudio" / "models",
+            home / ".cache" / "lm-studio" / "models",
+            home / ".cache" / "llama.cpp",
+            home / "Library" / "Caches" / "llama.cpp",
+        ]
     folders = dict.fromkeys(Path(folder) for folder in candidates if folder)
-    return [folder for folder in folders if folder.is_dir()]
+    return [folder for folder in folders if _is_open(folder, unreadable)]
 
 
-def ollama_models(folder: Path | None = None) -> Iterator[Path]:
-    """Give the model files of Ollama; only its manifests tell them from its other blobs."""
-    root = folder or Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
-    for manifest in sorted((root / "manifests").rglob("*")):
-        if not manifest.is_file():
+def _is_open(folder: Path, unreadable: list[str]) -> bool:
+    """Tell whether a folder is there and open; add a sentence to ``unreadable`` if not open."""
+    if why := why_closed(folder):
+        unreadable.append(f"{folder} cannot be read: {why}")
+        return False
+    return os.path.isdir(folder)
+
+
+def ollama_models(unreadable: list[str], folder: Path | None = None) -> Iterator[Path]:
+    """Give the model files of Ollama; only its manifests tell them from its other blobs.
+
+    Looks in ``folder``, else in OLLAMA_MODELS, else in the folders of the user and of the service
+    that Ollama's installer sets up. Adds to ``unreadable`` a sentence about each file and folder
+    that cannot be read.
+    """
+    named = folder or os.environ.get("OLLAMA_MODELS")
+    home = home_dir()
+    homes = [*([home] if home else []), _OLLAMA_SERVICE]
+    roots = [Path(named)] if named else [each / ".ollama" / "models" for each in homes]
+    for root in dict.fromkeys(roots):
+        if _is_open(root, unreadable):
+            for manifest in _files(root / "manifests", unreadable):
+                yield from _blobs_of(manifest, root / "blobs", unreadable)
+
+
+def _blobs_of(manifest: Path, blobs: Path, unreadable: list[str]) -> Iterator[Path]:
+    """Give the models that one of Ollama's manifests names."""
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digests = [str(x["digest"]) for x in layers if x["mediaType"] == _OLLAMA_MODEL]
+    except OSError as error:
+        unreadable.append(f"{manifest} cannot be read: {error.strerror or error}")
+        return
+    except (ValueError, KeyError, TypeError, RecursionError):
+        log.debug("%s is not a manifest", manifest)
+        return
+    for digest in digests:
+        name = digest.replace(":", "-")
+        if name != os.path.basename(name):
+            log.debug("%s names a file elsewhere", manifest)
             continue
-        try:
-            layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
-            digests = [x["digest"] for x in layers if x["mediaType"] == _OLLAMA_MODEL]
-        except (OSError, ValueError, KeyError, TypeError):
-            log.debug("%s is not a manifest", manifest)
-            continue
-        for digest in digests:
-            blob = root / "blobs" / str(digest).replace(":", "-")
-            if blob.is_file():
-                yield blob
+        if why := why_closed(blobs / name):
+            unreadable.append(f"{blobs / name} cannot be read: {why}")
+        elif os.path.isfile(blobs / name):
+            yield blobs / name
 
 
-def gguf_files(folders: Iterable[Path]) -> Iterator[Path]:
-    """Give the files below ``folders`` whose names end in .gguf in any case, also through links."""
+def gguf_files(folders: Iterable[Path], unreadable: list[str]) -> Iterator[Path]:
+    """Give the files below ``folders`` whose names end in .gguf in any case, also through links.
+
+    Adds to ``unreadable`` a sentence about each file and folder that cannot be read.
+    """
     for folder in folders:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix.lower() == ".gguf" and path.is_file():
+        for path in _files(folder, unreadable):
+            if path.suffix.lower() != ".gguf":
+                continue
+            try:
+                mode = os.stat(path).st_mode
+            except OSError as error:  # a link to nowhere, to itself or into a closed folder
+                unreadable.append(f"{path} cannot be read: {error.strerror or error}")
+                continue
+            if stat.S_ISREG(mode):
                 yield path
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Facts], list[str]]:
-    """Return the models among ``paths``, and the errors of files that cannot be read.
+def _files(folder: Path, unreadable: list[str]) -> Iterator[Path]:
+    """Give everything below a folder that is no folder, in order."""
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            unreadable.append(f"{error.filename} cannot be read: {error.strerror or error}")
+
+    paths = (Path(top) / name for top, _, names in os.walk(folder, onerror=note) for name in names)
+    return iter(sorted(paths))
+
+
+def read_all(paths: Iterable[Path], unreadable: list[str]) -> list[Facts]:
+    """Return the models among ``paths``. Adds to ``unreadable`` the errors of other files.
 
     A split model counts once, and so does a file with several names.
     """
-    models: dict[Path, Facts] = {}
-    errors: list[str] = []
+    models: dict[str, Facts] = {}
     for path in paths:
-        real = path.resolve()
-        if real in models or real.stat().st_size < _MODEL_BYTES:
-            continue
         try:
+            real = os.path.realpath(path)
+            if real in models or os.stat(real).st_size < _MODEL_BYTES:
+                continue
             facts = read_facts(path)
         except ModelFileError as error:
-            errors.append(str(error))
+            unreadable.append(str(error))
             continue
-        if not facts.refusal:
-            models.setdefault(facts.path.resolve(), facts)
-    return list(models.values()), errors
+        except OSError as error:
+            unreadable.append(f"{path} cannot be read: {error.strerror or error}")
+            continue
+        if facts.kind == "model":
+            models.setdefault(os.path.realpath(facts.path), facts)
+    return list(models.values())
 
 
 def propose(models: Sequence[Facts]) -> list[Proposal]:
