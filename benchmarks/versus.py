@@ -29,8 +29,8 @@ from qdraft import DecodeParams, EngineParams, Pair, PairSpec, SamplingParams
 from qdraft.host import default_threads
 from qdraft.pairs.packages import materialize
 from qdraft.pairs.registry import load
+from qdraft.session.prompt import encode_prompt
 from qdraft.session.store import describe_machine
-from qdraft.session.text import encode_prompt
 from qdraft.study.prompts import KINDS, WARM_UP
 
 SERVER = "llama-server"

@@ -30,10 +30,12 @@ class FakeVocab:
         end: Sequence[int] = (),
         bos: int = -1,
         chat: str | None = None,
+        control: Sequence[int] = (),
     ) -> None:
         self._pieces = tuple(pieces)
         self._end = frozenset(end)
         self._chat = chat
+        self._control = frozenset(control)
         self.bos = bos
 
     @property
@@ -47,17 +49,23 @@ class FakeVocab:
     def is_end(self, token: int) -> bool:
         return token in self._end
 
-    def piece(self, token: int) -> bytes:
-        return b"" if token in self._end else self._pieces[token]
+    def is_control(self, token: int) -> bool:
+        return token in self._end or token in self._control or token == self.bos
 
-    def tokenize(self, text: str) -> list[int]:
-        """Take the longest match first, and put BOS in front if there is one."""
-        data, tokens = text.encode(), [self.bos] if self.bos >= 0 else []
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        hidden = token in self._end or token in self._control
+        return b"" if hidden and not special else self._pieces[token]
+
+    def tokenize(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
+        """Take the longest match first; skip a byte that no piece begins with."""
+        data, tokens = text.encode(), [self.bos] if self.bos >= 0 and add_bos else []
         order = sorted(range(len(self._pieces)), key=lambda t: -len(self._pieces[t]))
+        order = [t for t in order if self._pieces[t] and (parse_special or not self.is_control(t))]
         while data:
-            token = next(t for t in order if self._pieces[t] and data.startswith(self._pieces[t]))
-            tokens.append(token)
-            data = data[len(self._pieces[token]) :]
+            token = next((t for t in order if data.startswith(self._pieces[t])), None)
+            if token is not None:
+                tokens.append(token)
+            data = data[1 if token is None else len(self._pieces[token]) :]
         return tokens
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:

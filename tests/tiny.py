@@ -23,6 +23,7 @@ def zeros(
     *,
     tokenizer: tuple[str, str] = ("gpt2", "gpt-2"),
     template: str = "",
+    flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> Path:
     """A llama model of zeros with a vocabulary of these tokens; ``tokenizer`` is model and pre."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -46,6 +47,8 @@ def zeros(
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(eos)
+    for name, flag in flags.items():
+        writer.add_bool(f"tokenizer.ggml.{name}_token", flag)
     if template:
         writer.add_chat_template(template)
     square = np.zeros((32, 32), dtype=np.float32)

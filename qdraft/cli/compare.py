@@ -48,6 +48,14 @@ class LadderOptions(ImatrixOptions):
             default="a built-in text",
         ),
     ] = None
+    parse_special: Annotated[
+        bool,
+        option(
+            _TEXT,
+            "--parse-special",
+            help="Read the names of control tokens in the text as these tokens.",
+        ),
+    ] = False
     chunks: Annotated[
         int | None,
         option(
@@ -102,6 +110,7 @@ def compare(
         with_imatrix=not ladder.no_matrix,
         params=devices.engines()[0],
         again=ladder.again,
+        parse_special=ladder.parse_special,
         servers=devices.servers,
     )
     with ProgressBars(quiet=output.quiet) as bars:

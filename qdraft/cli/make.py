@@ -85,6 +85,14 @@ class MatrixOptions(ImatrixOptions):
             default="a small built-in text",
         ),
     ] = None
+    parse_special: Annotated[
+        bool,
+        option(
+            PANEL,
+            "--parse-special",
+            help="Read the names of control tokens in the calibration text as these tokens.",
+        ),
+    ] = False
     written: Annotated[
         int | None,
         option(
@@ -99,7 +107,7 @@ class MatrixOptions(ImatrixOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_collecting = self.first_given("calibration", "written")
+        of_collecting = self.first_given("calibration", "written", "parse_special")
         if of_collecting and (self.matrix or self.no_matrix):
             other = "--imatrix" if self.matrix else "--no-imatrix"
             raise UsageError(f"{of_collecting} cannot be combined with {other}")
@@ -225,7 +233,7 @@ def _find_matrix(job: DraftJob, matrix: MatrixOptions, bars: ProgressBars) -> Pa
     if matrix.matrix or matrix.no_matrix:
         return matrix.matrix
     text = read_text_file(matrix.calibration) if matrix.calibration else None
-    return job.collect_matrix(text, matrix.written, bars.report)
+    return job.collect_matrix(text, matrix.written, bars.report, parse_special=matrix.parse_special)
 
 
 def _show_previews(previews: Sequence[QuantizePreview], output: OutputOptions) -> None:

@@ -50,7 +50,9 @@ def run(
     Without --model or --pair, qdraft runs the default pair of models.yaml. It builds the default
     pair in your cache on first use.
     """
-    params = drafting.params(n_predict=text.n_predict, seed=sampling.seed, stop=text.stops())
+    params = drafting.params(
+        n_predict=text.n_predict, seed=sampling.seed, stop=text.stops(), special=text.special
+    )
     sampling.params()  # raises before anything is loaded
     _refuse_combinations(models, drafting, devices)
     output.set_log_levels()
@@ -66,7 +68,12 @@ def run(
         if text.ignore_eos:
             sampling_params = ban_ends(sampling_params, pair.vocab)
         generation = pair.generate(
-            prompt, sampling_params, params, system=text.system_message(), raw=text.raw
+            prompt,
+            sampling_params,
+            params,
+            system=text.system_message(),
+            raw=text.raw,
+            parse_special=text.parse_special,
         )
         raise typer.Exit(
             show_text(pair, generation, output, greedy=sampling_params.temperature == 0)

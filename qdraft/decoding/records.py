@@ -259,7 +259,8 @@ class DecodeParams:
     short that the target's rows are bit for bit those of decoding one token at a time, as a probe
     determines; if there are no such drafts, the target runs alone.
 
-    ``stop`` are strings that end the text and are not part of it. ``seed`` -1 draws one. The same
+    ``stop`` are strings that end the text and are not part of it; one may name control tokens.
+    ``special`` makes the names of control tokens part of the text. ``seed`` -1 draws one. The same
     seed gives the same text if the draft lengths are the same, which "auto" does not promise.
     """
 
@@ -271,6 +272,7 @@ class DecodeParams:
     verification: str = "block"
     exact: bool = False
     stop: tuple[str, ...] = ()
+    special: bool = False
     seed: int = -1
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ class Facts:
     tokens_sha256: str
     special: dict[str, int]
     add_bos: bool | None
+    add_eos: bool | None
     chat_template: str
     rope: dict[str, Value]
     sampling: Recommended
@@ -81,7 +82,6 @@ def _facts(headers: Sequence[Header]) -> Facts:
     tokens = head.metadata.get(TOKENS)
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     file_type = _file_type(head)
-    add_bos = head.metadata.get("tokenizer.ggml.add_bos_token")
     return Facts(
         path=headers[0].path,
         kind=kind.name,
@@ -109,7 +109,8 @@ def _facts(headers: Sequence[Header]) -> Facts:
             for key, value in head.metadata.items()
             if key.endswith("_token_id") and type(value) is int
         },
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
+        add_bos=_flag(head, "add_bos_token"),
+        add_eos=_flag(head, "add_eos_token"),
         chat_template=head.text("tokenizer.chat_template"),
         rope={
             key.removeprefix(f"{architecture}."): value
@@ -123,6 +124,11 @@ def _facts(headers: Sequence[Header]) -> Facts:
         in_name_only=_in_name_only(file_type, matrices),
         parts=tuple(header.path for header in headers),
     )
+
+
+def _flag(head: Header, name: str) -> bool | None:
+    value = head.metadata.get(f"tokenizer.ggml.{name}")
+    return value if isinstance(value, bool) else None
 
 
 def require_model(path: Path) -> Facts:

@@ -94,6 +94,7 @@ def compare(first: Facts, second: Facts) -> Pairing:
             "special tokens": lambda f: _text(f.special),
             "pre-tokenizer": lambda f: f.pre_tokenizer,
             "add BOS": lambda f: str(f.add_bos),
+            "add EOS": lambda f: str(bool(f.add_eos)),
             "rope": lambda f: _text({k: x for k, x in f.rope.items() if k != "rope.freq_base"}),
             "chat template": lambda f: f.chat_template[:60],
         },

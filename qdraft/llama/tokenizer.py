@@ -57,13 +57,6 @@ def is_trustworthy(vocab: Any, pre_tokenizer: str) -> bool:
     if pre_tokenizer in _ASSERTS:
         return False
     kind = int(llama.llama_vocab_type(vocab))
-    missing = (
-        getattr(llama, f"llama_vocab_get_add_{name}")(vocab)
-        and getattr(llama, f"llama_vocab_{name}")(vocab) < 0
-        for name in ("bos", "eos")
-    )
-    if any(missing):
-        return False
     if kind == llama.LLAMA_VOCAB_TYPE_SPM:
         # It falls back to the tokens of single bytes, which come first, and throws without them.
         n_first = min(1024, llama.llama_vocab_n_tokens(vocab))
@@ -72,20 +65,23 @@ def is_trustworthy(vocab: Any, pre_tokenizer: str) -> bool:
     return kind in (llama.LLAMA_VOCAB_TYPE_BPE, llama.LLAMA_VOCAB_TYPE_RWKV)
 
 
-def tokenize_here(vocab: Any, text: str) -> list[int]:
-    """Return the tokens of a harmless text, and of the special tokens whose names it holds."""
+def tokenize_here(vocab: Any, text: str, *, parse_special: bool = True) -> list[int]:
+    """Return the tokens of a harmless text, without BOS or EOS.
+
+    ``parse_special`` takes the names of special tokens in it as these tokens.
+    """
     data = text.encode()
-    return _on_large_stack(len(text), lambda: _tokenize(vocab, data))
+    return _on_large_stack(len(text), lambda: _tokenize(vocab, data, parse_special))
 
 
-def tokenize_in_child(path: Path, text: str) -> list[int]:
-    """Return the tokens of any text by the vocabulary of a file.
+def tokenize_in_child(path: Path, text: str, *, parse_special: bool = True) -> list[int]:
+    """Return the tokens of any text by the vocabulary of a file; see ``tokenize_here``.
 
     Raises UsageError if llama.cpp ends the child, which is out of stack or met an assertion.
     KeyboardInterrupt ends the child at once.
     """
     child = subprocess.Popen(
-        command(__name__, str(path)),
+        command(__name__, str(path), *(["--parse-special"] if parse_special else [])),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -112,12 +108,12 @@ def tokenize_in_child(path: Path, text: str) -> list[int]:
     )
 
 
-def _tokenize(vocab: Any, data: bytes) -> list[int]:
+def _tokenize(vocab: Any, data: bytes, parse_special: bool) -> list[int]:
     llama = lib()
     size = len(data) + 8
     while True:
         buffer = (llama.llama_token * size)()
-        n = llama.llama_tokenize(vocab, data, len(data), buffer, size, True, True)
+        n = llama.llama_tokenize(vocab, data, len(data), buffer, size, False, parse_special)
         if n >= 0:
             return list(buffer[:n])
         if n == -(2**31):
@@ -172,7 +168,10 @@ def _start(work: Callable[[], None], stack: int) -> threading.Thread:
 
 
 def main(args: list[str]) -> int:
-    """Run the child: tokenize stdin by the vocabulary of a file; write int32 ids to stdout."""
+    """Run the child: tokenize stdin by the vocabulary of a file; write int32 ids to stdout.
+
+    ``args`` is the file, and "--parse-special" if special tokens count.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process on an interrupt
     data = sys.stdin.buffer.read()
     llama = lib()
@@ -185,6 +184,6 @@ def main(args: list[str]) -> int:
         return _NO_MODEL
     vocab = llama.llama_model_get_vocab(model)
     n_chars = len(data.decode())
-    tokens = _on_large_stack(n_chars, lambda: _tokenize(vocab, data))
+    tokens = _on_large_stack(n_chars, lambda: _tokenize(vocab, data, len(args) > 1))
     sys.stdout.buffer.write(np.array(tokens, dtype=np.int32).tobytes())
     return 0

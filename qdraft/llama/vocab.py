@@ -21,6 +21,9 @@ from qdraft.llama.tokenizer import (
 
 log = logging.getLogger(__name__)
 
+# Tokens of gpt-oss, which llama.cpp changes from control to user-defined (llama-vocab.cpp).
+_TURN_MARKS = (b"<|start|>", b"<|channel|>", b"<|message|>", b"<|constrain|>", b"<|end|>")
+
 
 class LlamaVocab:
     """The vocabulary of a loaded model. Raises EngineError once the model is closed."""
@@ -32,7 +35,7 @@ class LlamaVocab:
         self._pointer = self._lib.llama_model_get_vocab(model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = int(self._lib.llama_vocab_bos(self._vocab))
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
 
     @property
     def _vocab(self) -> Any:
@@ -53,10 +56,11 @@ class LlamaVocab:
     def is_end(self, token: int) -> bool:
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
-    def piece(self, token: int) -> bytes:
-        if token not in self._pieces:
-            self._pieces[token] = self._to_piece(token, special=False)
-        return self._pieces[token]
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes that a token adds to a text; ``special`` shows control tokens too."""
+        if (token, special) not in self._pieces:
+            self._pieces[token, special] = self._to_piece(token, special=special)
+        return self._pieces[token, special]
 
     def _to_piece(self, token: int, *, special: bool) -> bytes:
         size = 64
@@ -67,15 +71,21 @@ class LlamaVocab:
                 return buffer.raw[:n]
             size = -n
 
-    def tokenize(self, text: str) -> list[int]:
-        """Return the tokens of a text, and of the special tokens whose names it holds.
+    def tokenize(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
+        """Return the tokens of a text, after BOS if the model wants it and ``add_bos``.
+
+        EOS never follows, whatever the model says: a text that has ended has no continuation.
+        Without ``parse_special`` the names of control tokens in the text are text.
 
         Raises UsageError for a text that llama.cpp does not survive.
         """
         vocab = self._vocab
+        bos = [self.chunk_bos] if add_bos and self.chunk_bos >= 0 else []
+        if not text:
+            return bos
         if self._is_trustworthy and is_harmless(text):
-            return tokenize_here(vocab, text)
-        return tokenize_in_child(self._path, text)
+            return bos + tokenize_here(vocab, text, parse_special=parse_special)
+        return bos + tokenize_in_child(self._path, text, parse_special=parse_special)
 
     @cached_property
     def _is_trustworthy(self) -> bool:
@@ -103,6 +113,18 @@ class LlamaVocab:
         names = ("CONTROL", "UNKNOWN", "UNUSED")
         return any(attr & getattr(self._lib, f"LLAMA_TOKEN_ATTR_{name}") for name in names)
 
+    def is_control(self, token: int) -> bool:
+        """Tell whether a token is control or unknown, so that its name in a text may be text.
+
+        Marks of turns count too: llama.cpp makes some of them ordinary tokens, to print them.
+        """
+        attr = int(self._lib.llama_vocab_get_attr(self._vocab, token))
+        names = ("CONTROL", "UNKNOWN")
+        if any(attr & getattr(self._lib, f"LLAMA_TOKEN_ATTR_{name}") for name in names):
+            return True
+        is_added = bool(attr & self._lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        return is_added and self.piece(token, special=True) in _TURN_MARKS
+
     def special(self) -> dict[str, int]:
         """Return the ids and flags that decide how text is tokenized and where it ends."""
         names = ("bos", "eos", "eot", "get_add_bos", "get_add_eos")
@@ -124,7 +146,7 @@ class LlamaVocab:
         eos = int(self._lib.llama_vocab_eos(self._vocab))
 
         def name(token: int) -> str:
-            piece = self._to_piece(token, special=True) if token >= 0 else b""
+            piece = self.piece(token, special=True) if token >= 0 else b""
             return piece.decode("utf-8", "replace")
 
         return ChatTemplate(text, name(self.bos), name(eos))

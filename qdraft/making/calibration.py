@@ -16,7 +16,7 @@ from qdraft.errors import UsageError
 from qdraft.llama.imatrix import CHUNK
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.session.pair import Pair
-from qdraft.session.text import encode_prompt
+from qdraft.session.prompt import encode_prompt
 
 log = logging.getLogger(__name__)
 

@@ -129,11 +129,19 @@ class DraftJob:
                 hint = f"use it with --imatrix {path}, or collect it again with --force"
             raise UsageError(f"{path} already exists", hint=hint)
 
-    def collect_matrix(self, text: str | None, n_written: int | None, progress: Progress) -> Path:
+    def collect_matrix(
+        self,
+        text: str | None,
+        n_written: int | None,
+        progress: Progress,
+        *,
+        parse_special: bool = False,
+    ) -> Path:
         """Collect the importance matrix and write it beside the draft.
 
         ``text`` None takes the built-in calibration text; the target writes about ``n_written``
-        tokens more, ``N_WRITTEN`` if that is None. Raises what ``make_matrix`` raises.
+        tokens more, ``N_WRITTEN`` if that is None. Names of control tokens in ``text`` are
+        text unless ``parse_special``. Raises what ``make_matrix`` raises.
         """
         path = self.matrix_path
         self.require_free(path, is_matrix=True)
@@ -143,6 +151,7 @@ class DraftJob:
                 path,
                 EngineParams(n_ctx=N_CTX, n_threads=self.threads),
                 text=text,
+                parse_special=parse_special,
                 n_written=N_WRITTEN if n_written is None else n_written,
                 progress=progress,
                 overwrite=self.force,

@@ -53,6 +53,7 @@ def make_matrix(  # noqa: PLR0913 (where from, where to, and over what)
     params: EngineParams,
     *,
     text: str | None = None,
+    parse_special: bool = False,
     n_written: int = 0,
     progress: Progress = no_progress,
     overwrite: bool = True,
@@ -73,7 +74,9 @@ def make_matrix(  # noqa: PLR0913 (where from, where to, and over what)
     model = LlamaModel(target, params)
     try:
         vocab = model.vocab
-        given = vocab.tokenize(built_in_text() if text is None else text)
+        given = vocab.tokenize(
+            built_in_text() if text is None else text, parse_special=parse_special
+        )
         matrix = collect(
             model,
             to_chunks([given, *written], vocab.chunk_bos),

@@ -65,7 +65,8 @@ def _vocabulary_lines(facts: Facts) -> list[Text]:
         return []
     special = ", ".join(f"{name} {token}" for name, token in facts.special.items())
     bos = {True: "BOS is added", False: "no BOS is added", None: ""}[facts.add_bos]
-    parts = (facts.vocabulary, f"{facts.n_vocab} tokens", special, bos)
+    eos = "EOS should be added, which qdraft never does" if facts.add_eos else ""
+    parts = (facts.vocabulary, f"{facts.n_vocab} tokens", special, bos, eos)
     return wrapped("vocab", ", ".join(part for part in parts if part))
 
 

@@ -44,7 +44,7 @@ class Generation:
         self._params = params
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
         self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors)
-        self._reader = TextReader(self._pair.vocab, params.stop)
+        self._reader = TextReader(self._pair.vocab, params.stop, special=params.special)
         self._decoding: Decoding | None = None
         self._started_at: float | None = None
         self._ttft_s: float | None = None

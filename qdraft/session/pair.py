@@ -260,7 +260,7 @@ class Pair:
             return params
         return replace(params, drafter=fallback)
 
-    def generate(
+    def generate(  # noqa: PLR0913 (each says one thing of the text)
         self,
         prompt: str,
         sampling: SamplingParams | None = None,
@@ -268,20 +268,29 @@ class Pair:
         *,
         system: str | None = None,
         raw: bool = False,
+        parse_special: bool | None = None,
         processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``; iterate the result for its chunks.
 
         ``sampling`` None is what the target's file recommends, else llama.cpp's defaults. The
-        prompt goes through the model's chat template, with ``system`` before it, unless the
-        model has none or ``raw`` is set. Each of ``processors`` maps ``(row, history)`` to a row of
-        logits, on the target's side and the draft's, after those of ``sampling``; it keeps state by
-        prefix only (see ``Processor``). The text gives its cells back when it ends; a ``session``
-        keeps them for the next text. Raises UsageError for an empty prompt.
+        prompt goes through the model's chat template, with ``system`` before it, unless the model
+        has none or ``raw`` is set. ``parse_special`` says whether the names of control tokens in
+        your own text are these tokens; None takes them as text in a chat, and as tokens otherwise.
+        Each of ``processors`` maps ``(row, history)`` to a row of logits, on the target's side and
+        the draft's, after those of ``sampling``; it keeps state by prefix only (see ``Processor``).
+        The text gives its cells back when it ends; a ``session`` keeps them for the next text.
+        Raises UsageError for an empty prompt.
         """
         session = Session(self, keep=False)
         return session.generate(
-            prompt, sampling, decode, system=system, raw=raw, processors=processors
+            prompt,
+            sampling,
+            decode,
+            system=system,
+            raw=raw,
+            parse_special=parse_special,
+            processors=processors,
         )
 
     def session(self) -> Session:

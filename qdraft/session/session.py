@@ -12,7 +12,7 @@ from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.decoding.sampling import Processor
 from qdraft.errors import EngineError, UsageError
 from qdraft.session.generation import Generation
-from qdraft.session.text import encode_prompt
+from qdraft.session.prompt import encode_prompt
 
 if TYPE_CHECKING:
     from qdraft.session.pair import Pair, Sequences
@@ -44,7 +44,7 @@ class Session:
         """The sequences that hold the last text; None while the session holds none."""
         return self._sequences
 
-    def generate(
+    def generate(  # noqa: PLR0913 (each says one thing of the text)
         self,
         prompt: str | Sequence[int],
         sampling: SamplingParams | None = None,
@@ -52,6 +52,7 @@ class Session:
         *,
         system: str | None = None,
         raw: bool = False,
+        parse_special: bool | None = None,
         processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``, which is text or token ids; see ``Pair.generate``.
@@ -59,7 +60,9 @@ class Session:
         The text before must have ended. Token ids get no chat template.
         """
         if isinstance(prompt, str):
-            tokens = encode_prompt(self._pair.vocab, prompt, system=system, raw=raw)
+            tokens = encode_prompt(
+                self._pair.vocab, prompt, system=system, raw=raw, parse_special=parse_special
+            )
         else:
             tokens = list(prompt)
         if not tokens:

@@ -1,4 +1,4 @@
-"""Between text and tokens: prompts in, incremental UTF-8 and stop strings out."""
+"""From tokens to text: incremental UTF-8, control tokens and stop strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Protocol
 
 from qdraft.decoding.engine import Vocab
 from qdraft.decoding.records import FinishReason
-from qdraft.errors import UsageError
 
 
 class TextVocab(Vocab, Protocol):
@@ -22,8 +21,19 @@ class TextVocab(Vocab, Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text and its special tokens, with BOS if the model wants it."""
+    def tokenize(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
+        """Return the token ids of a text, after BOS if the model wants it and ``add_bos``.
+
+        Without ``parse_special`` the names of control tokens in the text are text.
+        """
+        ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token adds to the text; of control tokens only if ``special``."""
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether a token is no text by itself, for example the end of a turn."""
         ...
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -31,29 +41,16 @@ class TextVocab(Vocab, Protocol):
         ...
 
 
-def encode_prompt(
-    vocab: TextVocab, prompt: str, *, system: str | None = None, raw: bool = False
-) -> list[int]:
-    """Return the token ids of a prompt, in the chat template unless there is none or ``raw``.
-
-    If the text itself starts with the BOS that the tokenizer adds, only one of the two stays.
-    Raises UsageError for an empty prompt, or for a system text without a template.
-    """
-    chat = vocab.has_chat_template and not raw
-    if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
-        raise UsageError("the prompt is not valid UTF-8")
-    if system is not None and not chat:
-        why = "--raw leaves it out" if raw else "this model has none"
-        raise UsageError(f"a system text needs a chat template, but {why}")
-    if chat:
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        prompt = vocab.render_chat([*messages, {"role": "user", "content": prompt}])
-    tokens = vocab.tokenize(prompt)
-    if len(tokens) > 1 and tokens[0] == tokens[1] == vocab.bos:
-        del tokens[0]
-    if not tokens:
-        raise UsageError("the prompt is empty", hint="give a text with -p, with -f or on stdin")
-    return tokens
+def control_names(vocab: TextVocab, text: str) -> dict[str, int]:
+    """Return the names of control tokens that a text holds, longest first, and their ids."""
+    tokens = set(vocab.tokenize(text, add_bos=False))
+    names = {
+        vocab.piece(token, special=True).decode("utf-8", "replace"): token
+        for token in tokens
+        if vocab.is_control(token)
+    }
+    held = {name: token for name, token in names.items() if name and name in text}
+    return dict(sorted(held.items(), key=lambda item: (-len(item[0]), item[0])))
 
 
 class TextReader:
@@ -61,12 +58,20 @@ class TextReader:
 
     A character is released with its last byte. Text that may begin a stop string is held back
     until that is certain. All released text together equals the whole text decoded at once, cut
-    before the first stop string.
+    before the first stop string. Control tokens are no part of it unless ``special``, but a stop
+    string that names them stops in any case.
     """
 
-    def __init__(self, vocab: Vocab, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, vocab: TextVocab, stop: Sequence[str] = (), *, special: bool = False
+    ) -> None:
         self._vocab = vocab
+        self._special = special
         self._stop = tuple(stop)
+        # Control tokens that a stop string names, each as half of a pair, which is in no text.
+        self._hidden: dict[int, str] = {}
+        if not special:
+            self._stop += tuple(filter(None, map(self._hide, stop)))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
@@ -90,13 +95,22 @@ class TextReader:
 
     def push(self, token: int) -> str:
         """Return the text that this token releases; set ``stopped`` if it ends a stop string."""
-        return self._release(self._decoder.decode(self._vocab.piece(token)))
+        piece = self._vocab.piece(token, special=self._special)
+        return self._release(self._decoder.decode(piece) + self._hidden.get(token, ""))
+
+    def _hide(self, stop: str) -> str:
+        """Return a stop string with control tokens in place of their names; empty without any."""
+        hidden = stop
+        for name, token in control_names(self._vocab, stop).items():
+            mark = self._hidden.setdefault(token, chr(0xD800 + len(self._hidden)))
+            hidden = hidden.replace(name, mark)
+        return hidden if hidden != stop else ""
 
     def flush(self) -> str:
         """Return the text that was held back at the end; a cut character becomes one U+FFFD."""
         text = "" if self.stopped else self._release(self._decoder.decode(b"", final=True))
         if not self.stopped:
-            text, self._held = text + self._held, ""
+            text, self._held = text + self._without_hidden(self._held), ""
         return text
 
     def _release(self, text: str) -> str:
@@ -104,10 +118,15 @@ class TextReader:
         places = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
         if places:
             self.stopped, self._held = True, ""
-            return text[: min(places)]
+            return self._without_hidden(text[: min(places)])
         n_held = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - n_held :]
-        return text[: len(text) - n_held]
+        return self._without_hidden(text[: len(text) - n_held])
+
+    def _without_hidden(self, text: str) -> str:
+        for mark in self._hidden.values():
+            text = text.replace(mark, "")
+        return text
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -57,7 +57,8 @@ class ComparisonSpec:
 
     ``rungs`` are files, or names of types to quantize the reference to. ``n_chunks`` None scores
     all of ``text``. ``imatrix`` None collects an importance matrix for the types, unless
-    ``with_imatrix`` is False. ``again`` also measures what the cache holds.
+    ``with_imatrix`` is False. Names of control tokens in ``text`` are text, as in llama-perplexity,
+    unless ``parse_special``. ``again`` also measures what the cache holds.
     """
 
     reference: Path
@@ -72,6 +73,7 @@ class ComparisonSpec:
     params: EngineParams = field(default_factory=EngineParams)
     servers: tuple[str, ...] = ()  # RPC servers
     again: bool = False
+    parse_special: bool = False
 
 
 def compare(
@@ -112,7 +114,7 @@ class Ladder:
         model = LlamaModel(self._facts.path, spec.params, dry=True)  # for its vocabulary
         try:
             vocab = model.vocab
-            tokens = vocab.tokenize(spec.text)
+            tokens = vocab.tokenize(spec.text, parse_special=spec.parse_special)
             self._chunks = chunks_of(tokens, spec.n_ctx, spec.n_chunks, vocab.chunk_bos)
             self._n_vocab = vocab.n_tokens
         finally:

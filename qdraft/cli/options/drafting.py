@@ -94,7 +94,12 @@ class DraftingOptions(Group):
         return KINDS[self.drafter]
 
     def params(
-        self, *, n_predict: int = -1, seed: int = -1, stop: tuple[str, ...] = ()
+        self,
+        *,
+        n_predict: int = -1,
+        seed: int = -1,
+        stop: tuple[str, ...] = (),
+        special: bool = False,
     ) -> DecodeParams:
         """How to decode a text. Raises UsageError."""
         return DecodeParams(
@@ -106,5 +111,6 @@ class DraftingOptions(Group):
             verification=self.verification,
             exact=self.exact,
             stop=stop,
+            special=special,
             seed=seed,
         )

@@ -50,6 +50,19 @@ class TextOptions(Group):
     raw: Annotated[
         bool, option(_PANEL, "--raw", help="Continue the prompt as it is, without a chat template.")
     ] = False
+    parse_special: Annotated[
+        bool | None,
+        option(
+            _PANEL,
+            "--parse-special/--no-parse-special",
+            help="Read the names of control tokens in your own text as these tokens.",
+            default="only without a chat template",
+        ),
+    ] = None
+    special: Annotated[
+        bool,
+        option(_PANEL, "-sp", "--special", help="Show control tokens in the text."),
+    ] = False
     n_predict: Annotated[
         int,
         option(_PANEL, "-n", "--n-predict", help="Tokens to generate at most; -1 sets no limit."),
