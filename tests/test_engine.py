@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,48 @@ class TestRecurrent:
             assert texts[0].read() == texts[1].read()
             assert texts[0].tokens == texts[1].tokens
             assert len(texts[0].tokens) in range(1, 9)
+
+
+class TestDraftLimits:
+    """Settings of the draft that are less than the target's are said, and change no text.
+
+    https://github.com/ggml-org/llama.cpp/issues/11200
+    """
+
+    @pytest.mark.parametrize("share_kv", ["on", "off"])
+    def test_drafts_end_where_the_draft_is_full(
+        self, tmp_path: Path, share_kv: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tiny.mixture(tmp_path / "m.gguf")
+        greedy = SamplingParams(temperature=0, logit_bias={1: -np.inf})
+        params = EngineParams(n_ctx=256, n_threads=1)
+        small = replace(params, n_ctx=64)
+        fixed = DecodeParams(n_predict=60, draft_policy="fixed", n_draft=4)
+        with Pair(PairSpec.of(path, path, params, small, share_kv=share_kv)) as pair:
+            n_ctx = pair.contexts.draft.n_ctx if pair.contexts.draft else 0
+            assert f"context has {n_ctx} tokens and the target's 256: longer texts" in caplog.text
+            for prompt in ("a", "ab" * (n_ctx // 2 + 8)):  # becomes full, and is full
+                texts = [
+                    pair.generate(prompt * 2, greedy, replace(fixed, **how), raw=True)
+                    for how in ({}, {"n_draft": 0})
+                ]
+                assert texts[0].read() == texts[1].read()
+                assert len(texts[0].tokens) == 60
+                full = [each.n_draft for each in texts[0].rounds if each.n_context > n_ctx]
+                assert full.count(0) == len(full)
+        assert f"the draft's context of {n_ctx} tokens is full" in caplog.text
+
+    def test_a_cache_of_other_types_is_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tiny.mixture(tmp_path / "m.gguf")
+        params = EngineParams(n_ctx=64, n_threads=1)
+        with Pair(PairSpec.of(path, path, params, replace(params, cache_type_k="f32"))) as pair:
+            assert not pair.kv.shared
+        assert "the draft's KV cache is f32 and f16 and the target's f16, so they" in caplog.text
+        caplog.clear()
+        with Pair(PairSpec.of(path, path, params)):
+            assert "KV cache" not in caplog.text
 
 
 class TestWindows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 from fakes import PROMPT_ROUND as PROMPT
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from qdraft.decoding.records import Chunk, FinishReason, Origin
 from qdraft.decoding.summary import summarize
-from qdraft.render.console import THEME, TextStream
+from qdraft.render.console import THEME, LogToTalk, TextStream
 from qdraft.render.progress import ProgressBars
 from qdraft.render.run import check_view, summary_view
 from qdraft.session.check import Check
@@ -107,3 +108,37 @@ def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
         bars.report("building pair[test]-F16.gguf", 1, 2)
         bars.report("loading pair[test]-F16.gguf", 0.5, 1)
     assert capsys.readouterr().err == "building pair[test]-F16.gguf\n"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_log_lines_do_not_stand_in_the_middle_of_a_text(
+    monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """A warning of slow decodes was printed into the text, if both go to one terminal."""
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return held
+
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "dumb")
+    stream = TextStream(raw=True, console=Console(file=screen, color_system=None))
+    log = logging.getLogger("qdraft")
+    log.addHandler(handler := LogToTalk())
+    try:
+        log.warning("before")
+        stream.write(Chunk("one ", 1, Origin.TARGET, 0))
+        log.warning("meanwhile")
+        stream.write(Chunk("text", 2, Origin.TARGET, 0))
+        stream.end("one text")
+        log.warning("after")
+    finally:
+        log.removeHandler(handler)
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == "warning: before"
+    assert lines[-1] == "warning: after"
+    if held:
+        assert lines[1:-1] == ["one text", "warning: meanwhile"]
+    else:
+        assert "one warning: meanwhile" in lines

@@ -93,6 +93,7 @@ def main(args: Sequence[str] | None = None) -> None:
             status = _run(args)
         finally:
             log.removeHandler(handler)
+            handler.show_held()
         if status == INTERRUPTED:
             show_line("warning", "interrupted")
             status = stop.status

@@ -71,10 +71,33 @@ def show_path(path: Path) -> None:
 
 
 class LogToTalk(logging.Handler):
-    """Prints log records as lines on stderr."""
+    """Prints log records as lines on stderr; between ``hold`` and ``show_held`` it keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[logging.LogRecord] | None = None
+
+    @staticmethod
+    def active() -> list[LogToTalk]:
+        """Return the handlers that show the log of qdraft."""
+        return [
+            each for each in logging.getLogger("qdraft").handlers if isinstance(each, LogToTalk)
+        ]
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = []
+
+    def show_held(self) -> None:
+        """Print what was held."""
+        held, self._held = self._held, None
+        for record in held or ():
+            self.emit(record)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith("qdraft.llama.cpp"):
+        if self._held is not None:
+            self._held.append(record)
+        elif record.name.startswith("qdraft.llama.cpp"):
             talk_console().print(Text(record.getMessage(), style="label"), soft_wrap=True)
         else:
             show_line(record.levelname.lower(), record.getMessage())
@@ -121,6 +144,9 @@ class TextStream:
     def write(self, chunk: Chunk) -> None:
         if not chunk.text:
             return
+        if self._console.file.isatty() and sys.stderr.isatty():
+            for handler in LogToTalk.active():  # a line would stand in the middle of the text
+                handler.hold()
         text = self._filtered(chunk.text)
         if self._color:
             style = self._console.get_style(f"origin.{(chunk.origin or Origin.TARGET).value}")
@@ -137,6 +163,8 @@ class TextStream:
         self._console.file.write(rest + ("\n" if text and not text.endswith("\n") else ""))
         self._console.file.flush()
         self._n_written = len(text)
+        for handler in LogToTalk.active():
+            handler.show_held()
 
     def _filtered(self, text: str) -> str:
         return escape_controls(text) if self._filters else text

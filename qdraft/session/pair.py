@@ -30,6 +30,7 @@ from qdraft.placement.outlook import describe, foresee
 from qdraft.placement.plan import ALPHA
 from qdraft.placement.residency import find_residency
 from qdraft.session.bit_identity import BitIdentity
+from qdraft.session.draft_limits import describe_limits
 from qdraft.session.generation import Generation
 from qdraft.session.held_weights import HeldWeights
 from qdraft.session.learned import Learning, MakeLearning
@@ -216,6 +217,8 @@ class Pair:
                 target.n_experts_used,
                 target.n_experts,
             )
+        for limit in describe_limits(self.spec.models, self.contexts, self.kv):
+            log.warning("%s", limit)
         for each in target.sampling.ignored:
             log.warning(
                 "%s recommends to sample with %s, which qdraft does not have",
