@@ -111,7 +111,8 @@ class TestMistakes:
         """A pair whose package is not there names the extra to install."""
         models = tmp_path / "models.yaml"
         models.write_text(
-            "pairs: {p: {target: F16, source: {extra: demo, sha256: x, files: [{package: not-there, path: x}]}}}"
+            f"pairs: {{p: {{target: F16, source: {{extra: demo, sha256: '{'0' * 64}', "
+            "files: [{package: not-there, path: x}]}}}"
         )
         result = qdraft(
             "run",
