@@ -31,6 +31,9 @@ SPLIT = ["big/m-Q8_0-00001-of-00002.gguf", "big/m-Q8_0-00002-of-00002.gguf"]
         ([*FILES, *SPLIT], "Q8_0", SPLIT),
         ([*FILES, *SPLIT], SPLIT[1], SPLIT),
         (["a/only.gguf", "x.txt"], None, ["a/only.gguf"]),
+        (["Q4_0/m.gguf", "Q8_0/m.gguf"], "q4_0", ["Q4_0/m.gguf"]),
+        (["m-Q4_0/m-00001-of-00001.gguf", "m-Q8_0/m.gguf"], "Q8_0", ["m-Q8_0/m.gguf"]),
+        (["m-Q4_0.gguf", "m-Q8_0.gguf.part1of2", "m-Q8_0.gguf.part2of2"], "Q4_0", ["m-Q4_0.gguf"]),
     ],
 )
 def test_choice(files: list[str], wanted: str | None, chosen: list[str]) -> None:
@@ -41,6 +44,45 @@ def test_choice(files: list[str], wanted: str | None, chosen: list[str]) -> None
 def test_no_choice(files: list[str], wanted: str | None) -> None:
     with pytest.raises(UsageError):
         choose_files(files, wanted)
+
+
+@pytest.mark.parametrize(
+    "ends", [("part1of2", "part2of2"), ("part-a", "part-b"), ("part0", "part1")]
+)
+def test_pieces_of_a_file_are_joined_with_cat(ends: tuple[str, str]) -> None:
+    pieces = [f"m-Q8_0.gguf.{end}" for end in ends]
+    for files, wanted in (([*FILES, *pieces], "Q8_0"), (pieces, None)):
+        with pytest.raises(
+            UsageError, match=f"m-Q8_0.gguf is there in pieces.*{ends[1]}"
+        ) as caught:
+            choose_files(files, wanted)
+        assert "cat PIECE... > m-Q8_0.gguf" in str(caught.value.hint)
+
+
+def cached(folder: Path, sha: str, *names: str) -> list[str]:
+    """Lay out a snapshot of owner/tiny in the hub's cache."""
+    snapshot = folder / "hub/models--owner--tiny/snapshots" / sha
+    for name in names:
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        tiny.windowed(snapshot / name)
+    return [str(snapshot / name) for name in names]
+
+
+def test_without_network_the_cache_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the hub was reached last by a commit, which leaves no reference to a branch."""
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (whole,) = cached(tmp_path, "a" * 40, "m-Q4_0.gguf")
+    (other,) = cached(tmp_path, "b" * 40, "m-F16.gguf")
+    ways = ("owner/tiny:Q4_0", "owner/tiny:F16", "owner/tiny:Q8_0", "owner/none")
+    four, full, lacking, none = qdraft_batch(*(("models", "pull", way) for way in ways))
+    assert (four.stdout.strip(), full.stdout.strip()) == (whole, other)
+    assert "HF_HUB_OFFLINE is set: this is the copy in the cache" in " ".join(four.stderr.split())
+    for failed, model in ((lacking, "owner/tiny:Q8_0"), (none, "owner/none")):
+        assert failed.returncode == 1
+        words = " ".join(failed.stderr.split())
+        assert f"HF_HUB_OFFLINE is set, and the cache has no {model}" in words
 
 
 @pytest.fixture
