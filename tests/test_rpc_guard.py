@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -78,6 +80,29 @@ def test_an_abort_becomes_an_error_and_stays_one(line: RpcGuard, callbacks: Call
         line.call(divmod, 7, 2)
     assert time.monotonic() - started < 5
     assert not returned.is_set()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a thread")
+def test_clean_up_never_waits_for_a_call_that_an_interrupt_has_left(line: RpcGuard) -> None:
+    """A second Ctrl-C ends the waiting for a server: the summary comes before it answers."""
+    answer = threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        answer.wait(30)
+        order.append("slow")
+
+    with pytest.raises(KeyboardInterrupt):
+        line.call(slow)
+    assert line.has_left
+    assert line.call(order.append, "clean-up", later=True) is None
+    assert order == []
+    answer.set()
+    line.call(order.append, "next")
+    assert not line.has_left
+    line.call(order.append, "at once", later=True)
+    assert order == ["slow", "clean-up", "next", "at once"]
 
 
 def test_silence_is_told_from_slowness(line: RpcGuard) -> None:

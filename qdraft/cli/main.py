@@ -28,6 +28,7 @@ from qdraft.cli.run import INTERRUPTED, run
 from qdraft.cli.stop import StopSignals
 from qdraft.cli.tune import tune
 from qdraft.errors import QDraftError
+from qdraft.llama.rpc_guard import GUARD
 from qdraft.render.console import LogToTalk, show_line
 
 app = typer.Typer(
@@ -97,6 +98,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if status == INTERRUPTED:
             show_line("warning", "interrupted")
             status = stop.status
+    if GUARD.has_left:  # a thread waits for a server in native code, which must not end under it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 

@@ -144,7 +144,7 @@ class KvCopy:
         try:
             n_bytes = self._read(spare)
         finally:
-            self._lib.llama_memory_seq_rm(memory, spare, -1, -1)
+            self._lib.llama_memory_seq_rm(memory, spare, -1, -1, later=True)
         spare, memory = destination.context.spare_id, destination.context.memory
         self._lib.llama_memory_seq_rm(memory, destination.id, start, -1)
         self._write(n_bytes, spare)

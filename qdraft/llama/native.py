@@ -106,7 +106,9 @@ def _libraries() -> list[ctypes.CDLL]:
 
 
 def _guard(name: str, member: Any) -> Any:
-    return partial(GUARD.call, member) if _GUARDED.fullmatch(name) else member
+    if not _GUARDED.fullmatch(name):
+        return member
+    return partial(GUARD.call, member, later=name in ("llama_free", "llama_model_free"))
 
 
 def _route_log(llama_cpp: Any) -> None:

@@ -46,6 +46,7 @@ class RpcGuard:
         self._jobs: queue.SimpleQueue[_Job] | None = None
         self._waiting: list[_Job] = []
         self._busy = False  # True during a call, also one whose caller was interrupted
+        self._left: _Job | None = None  # the last call whose caller was interrupted
         self._callback: Any = None  # ggml calls it, so it must stay alive
         self._thread: threading.Thread | None = None
 
@@ -62,25 +63,41 @@ class RpcGuard:
     def started(self) -> bool:
         return self._jobs is not None
 
+    @property
+    def has_left(self) -> bool:
+        """Does a call still run whose caller was interrupted?"""
+        return self._left is not None and not self._left.ended.is_set()
+
     def call(
-        self, function: Callable[..., Any], *arguments: Any, within: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        within: float | None = None,
+        later: bool = False,
     ) -> Any:
         """Return what ``function`` returns, or raise what it raises.
 
         KeyboardInterrupt leaves the call running; its arguments live until it has ended. Raises
         ServerError if a server is lost during the call or does not answer ``within`` that many
         seconds, and EngineError if ggml aborts for another reason. Every later call then raises
-        the same at once.
+        the same at once. ``later`` is for clean-up, whose result nobody needs: if an interrupt has
+        left a call running, this one follows it, and None is returned at once.
         """
         if self._jobs is None or threading.current_thread() is self._thread:  # or from a callback
             return function(*arguments)
         job = _Job(function, arguments)
+        if later and self.has_left:
+            self._jobs.put(job)
+            return None
         self._waiting.append(job)
         try:
             self._require_alive()  # now that an abort cannot miss this job
             self._jobs.put(job)
             if not job.ended.wait(within):
                 self.lost = self.lost or f"no answer within {within:.0f} seconds"
+        except KeyboardInterrupt:
+            self._left = job
+            raise
         finally:
             self._waiting.remove(job)
         self._require_alive()

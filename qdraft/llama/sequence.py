@@ -121,7 +121,8 @@ class LlamaSequence:
         self._closed = True
         if not self.context.closed:
             with suppress(EngineError):  # the memory of a lost server is lost with it
-                self._lib.llama_memory_seq_rm(self.context.memory, self.id, -1, -1)
+                memory = self.context.memory
+                self._lib.llama_memory_seq_rm(memory, self.id, -1, -1, later=True)
         # Last: an interrupt before it loses the id, but no later text meets these cells.
         self.context.release(self)
 
