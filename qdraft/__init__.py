@@ -30,6 +30,7 @@ from qdraft.decoding.records import (
 from qdraft.errors import (
     ContextError,
     DeviceMemoryError,
+    DrafterError,
     EngineError,
     HostMemoryError,
     LogitsError,
@@ -77,6 +78,7 @@ __all__ = [
     "DeviceMemoryError",
     "Distribution",
     "Draft",
+    "DrafterError",
     "EngineError",
     "EngineParams",
     "FinishReason",

@@ -193,10 +193,20 @@ GREEDY = SamplingParams(temperature=0, logit_bias={1: -math.inf})
 
 @pytest.mark.real
 def test_the_threads_of_a_pair(
-    tiny_pair: Pair, stall: Callable[[Pair], None], caplog: pytest.LogCaptureFixture
+    tiny_pair: Pair,
+    stall: Callable[[Pair], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The target's decodes stall: both contexts go on with half the threads, and so does the text."""
     pair, params = tiny_pair, DecodeParams(n_predict=40, n_draft=0)
+    n_saved = 0
+
+    def save() -> None:
+        nonlocal n_saved
+        n_saved += 1
+
+    monkeypatch.setattr(pair._learning, "save", save)
     stall(pair)
     with caplog.at_level(logging.WARNING, logger="qdraft"):
         assert len(pair.session().generate([2, 3, 4], GREEDY, params).read()) > 20
@@ -205,6 +215,10 @@ def test_the_threads_of_a_pair(
     # What is stored as the number of bit-identical rows holds for all threads: they are back.
     pair.bit_identity(1)
     assert [(c.n_threads, c.n_threads_batch) for c in pair.contexts] == [(2, 3), (2, 3)]
+    # Costs are stored again once they are those of all threads.
+    for expected in (0, 1):
+        pair.session().generate([2, 3, 4], GREEDY, replace(params, n_predict=150)).read()
+        assert n_saved == expected
 
 
 @pytest.mark.real
