@@ -35,7 +35,7 @@ from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.paths import cache_dir, new_file
 from qdraft.session.store import describe_machine
-from qdraft.study.prompts import KINDS
+from qdraft.study.prompts import TASK_KINDS
 
 ALONE, OWN_ALONE = "target alone, mapped", "target alone, qdraft"
 OURS, FIRST, USELESS = "qdraft", "qdraft, first run", "qdraft, useless draft"
@@ -297,7 +297,9 @@ def main() -> None:
         target, draft = rig("large"), rig("large", args.draft)
     default_limit = draft.stat().st_size + 0.5 * target.stat().st_size
     limit = int(args.limit * 1e6) if args.limit else int(default_limit)
-    prompts = [KINDS[kind][0] for kind in ("code", "question", "story")][: 1 if args.quick else 3]
+    prompts = [TASK_KINDS[kind][0] for kind in ("code", "question", "story")][
+        : 1 if args.quick else 3
+    ]
     try:
         bench = Bench(target, draft, limit, args.n_predict)
     except OSError as error:

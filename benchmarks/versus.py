@@ -31,7 +31,7 @@ from qdraft.pairs.packages import materialize
 from qdraft.pairs.registry import load
 from qdraft.session.prompt import encode_prompt
 from qdraft.session.store import describe_machine
-from qdraft.study.prompts import KINDS, WARM_UP
+from qdraft.study.prompts import TASK_KINDS, WARM_UP
 
 SERVER = "llama-server"
 # qdraft, each time without one of its mechanisms. The first uses the pair that shares no cells.
@@ -243,7 +243,7 @@ def main() -> None:
         "n_predict": args.n_predict,
         "quick": args.quick,
     }
-    kinds = {k: p[:1] for k, p in KINDS.items() if not args.quick or k in ("code", "story")}
+    kinds = {k: p[:1] for k, p in TASK_KINDS.items() if not args.quick or k in ("code", "story")}
     temperatures = (0.0, 1.0) if args.quick else (0.0, 0.7, 1.0)
     texts: list[Text] = []
     firsts: list[tuple[str, float]] = []

@@ -13,7 +13,7 @@ from invoke import qdraft, schema
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 from qdraft.errors import EngineError
-from qdraft.llama.devices import KINDS, build, devices
+from qdraft.llama.devices import DEVICE_KINDS, build, devices
 from qdraft.llama.native import function
 from qdraft.render.devices import gpu_hints
 
@@ -23,7 +23,7 @@ def test_the_cpu_is_a_device() -> None:
     assert cpu.total >= cpu.free > 2**28
     if hasattr(os, "sysconf"):
         assert cpu.total == pytest.approx(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    assert {device.kind for device in devices()} <= set(KINDS)
+    assert {device.kind for device in devices()} <= set(DEVICE_KINDS)
 
 
 def test_the_build_is_what_the_binding_says() -> None:

@@ -18,7 +18,7 @@ from invoke import qdraft, schema
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import read_facts
 from qdraft.gguf.header import LongArray, read_header
-from qdraft.gguf.pairing import compare
+from qdraft.gguf.pairing import relate
 from qdraft.llama.quantize import Recipe, quantize
 
 
@@ -140,7 +140,7 @@ class TestPairing:
     @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
     def test_quantizations_of_one_model(self, model: Path, tmp_path: Path, kind: str) -> None:
         other = quantize(model, tmp_path / "other.gguf", Recipe(kind), threads=1).path
-        pairing = compare(read_facts(model), read_facts(other))
+        pairing = relate(read_facts(model), read_facts(other))
         assert (pairing.relation, pairing.differences) == ("same-model", ())
         assert pairing.weights_error is not None
         assert 0 < pairing.weights_error < 0.4
@@ -148,13 +148,13 @@ class TestPairing:
     def test_real_quantizations(self, smollm2: tuple[Path, Path], source_file: Path) -> None:
         facts = [read_facts(path) for path in (*smollm2, source_file)]
         for other in facts[1:]:
-            pairing = compare(facts[0], other)
+            pairing = relate(facts[0], other)
             assert pairing.relation == "same-model", pairing
 
     def test_another_training_of_the_same_shape(self, model: Path, tmp_path: Path) -> None:
         """Two fine-tunes of one base: the metadata are equal, the weights are not."""
         other = tiny.windowed(tmp_path / "other.gguf", seed=2)
-        pairing = compare(read_facts(model), read_facts(other))
+        pairing = relate(read_facts(model), read_facts(other))
         assert pairing.relation == "same-vocabulary"
         assert "weights of" in pairing.differences[0].what
         tuned = tmp_path / "tuned.gguf"
@@ -167,18 +167,18 @@ class TestPairing:
             moved = values * (1 + 0.05 * noise)
             data[start : start + 4 * tensor.n_elements] = moved.astype(np.float32).tobytes()
         tuned.write_bytes(data)
-        assert compare(read_facts(model), read_facts(tuned)).relation == "same-vocabulary"
+        assert relate(read_facts(model), read_facts(tuned)).relation == "same-vocabulary"
         small = quantize(tuned, tmp_path / "small.gguf", Recipe("Q8_0"), threads=1).path
-        assert compare(read_facts(model), read_facts(small)).relation == "same-vocabulary"
+        assert relate(read_facts(model), read_facts(small)).relation == "same-vocabulary"
 
     def test_other_shapes_and_vocabularies(
         self, model: Path, tmp_path: Path, source_file: Path
     ) -> None:
         mixture = read_facts(tiny.mixture(tmp_path / "moe.gguf"))
-        pairing = compare(read_facts(model), mixture)
+        pairing = relate(read_facts(model), mixture)
         assert pairing.relation == "same-vocabulary"
         assert {"architecture", "experts"} <= {d.what for d in pairing.differences}
-        pairing = compare(read_facts(model), read_facts(source_file))
+        pairing = relate(read_facts(model), read_facts(source_file))
         assert pairing.relation == "incompatible"
         assert any(d.what.startswith("token ") for d in pairing.differences)
 

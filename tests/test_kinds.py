@@ -19,7 +19,7 @@ from invoke import qdraft, schema
 from qdraft.errors import EngineError, ModelFileError, PairError
 from qdraft.gguf.facts import read_facts, require_model
 from qdraft.gguf.header import read_header
-from qdraft.gguf.pairing import compare
+from qdraft.gguf.pairing import relate
 from qdraft.gguf.parts import read_parts
 from qdraft.llama import trial
 from qdraft.llama.model import LlamaModel
@@ -410,7 +410,7 @@ class TestSameModelOfTwoPublishers:
             "token 2 is '<|a|>' in the target, '<|b|>' in the draft and 1 more differences: qdraft "
             "uses the target's vocabulary"
         ]
-        pairing = compare(read_facts(tmp_path / "1.gguf"), read_facts(tmp_path / "2.gguf"))
+        pairing = relate(read_facts(tmp_path / "1.gguf"), read_facts(tmp_path / "2.gguf"))
         assert pairing.relation == "same-model"
         assert {"control token 2", "special tokens"} <= {d.what for d in pairing.differences}
 
@@ -421,11 +421,11 @@ class TestSameModelOfTwoPublishers:
             ("3", (*self.tokens, "new")),
         ):
             other = tiny.zeros(tmp_path / f"{name}.gguf", tokens, control=(2,))
-            pairing = compare(read_facts(first), read_facts(other))
+            pairing = relate(read_facts(first), read_facts(other))
             assert pairing.relation == "incompatible"
             assert pairing.differences[0].what in ("token 4", "token 6")
         padded = tiny.zeros(tmp_path / "4.gguf", (*self.tokens, "x"), (6,), control=(2,))
-        assert compare(read_facts(first), read_facts(padded)).relation == "same-vocabulary"
+        assert relate(read_facts(first), read_facts(padded)).relation == "same-vocabulary"
 
 
 class TestHostileHeaders:

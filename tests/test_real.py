@@ -18,7 +18,7 @@ from qdraft.llama.kv_copy import read_state
 from qdraft.llama.model import LlamaModel
 from qdraft.session.check import Check
 from qdraft.session.generation import Generation
-from qdraft.session.learned import Learning
+from qdraft.session.learning import Learning
 
 pytestmark = pytest.mark.real
 

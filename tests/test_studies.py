@@ -33,7 +33,7 @@ from qdraft.study.bench import Sample, Written
 from qdraft.study.bench_rows import fold
 from qdraft.study.compare import ComparisonSpec
 from qdraft.study.explain import Figures, Situation, alpha_at, best_length, explain
-from qdraft.study.prompts import KINDS, Task, built_in, read_tasks
+from qdraft.study.prompts import TASK_KINDS, Task, built_in, read_tasks
 from qdraft.study.ranking import FailedRung, Reference, Rung, conclude
 from qdraft.study.replay import Replayed
 from qdraft.study.settings import Setting, choose_setting
@@ -174,7 +174,7 @@ class TestBench:
 
 class TestWork:
     def test_our_own(self) -> None:
-        assert [task.kind for task in built_in()] == list(KINDS)
+        assert [task.kind for task in built_in()] == list(TASK_KINDS)
         assert len(built_in(["code"], 2)) == 2
         with pytest.raises(UsageError, match="unknown kind of task dance"):
             built_in(["dance"])
@@ -338,7 +338,7 @@ class TestInterrupts:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(study_compare, "Ladder", Interrupted)
-        result = study_compare.compare(ComparisonSpec(Path("t"), (), ""))
+        result = study_compare.compare_rungs(ComparisonSpec(Path("t"), (), ""))
         assert ([row.file.file_type for row in result.rungs], result.complete) == (["Q8_0"], False)
 
 

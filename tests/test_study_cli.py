@@ -24,7 +24,7 @@ from qdraft.making.calibration import evaluation_text
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
 from qdraft.study import compare as compare_module
-from qdraft.study.compare import ComparisonSpec, compare
+from qdraft.study.compare import ComparisonSpec, compare_rungs
 from qdraft.study.logit_store import LogitsWriter
 
 pytestmark = pytest.mark.real
@@ -174,30 +174,30 @@ class TestCompare:
             return fake.result.as_json()
 
         spec = ComparisonSpec(smollm2[0], (smollm2[1],), evaluation_text(), n_ctx=64, n_chunks=1)
-        interrupted = compare(spec, run=run)
+        interrupted = compare_rungs(spec, run=run)
         assert (interrupted.rungs, interrupted.complete) == ((), False)
         assert ran == ["reference", "rung"]
         assert not list(tmp_path.rglob("*.part"))
-        again = compare(spec, run=run)
+        again = compare_rungs(spec, run=run)
         assert ran == ["reference", "rung", "rung"]
         assert again.reference.result == REFERENCE.result
         assert [each.result for each in again.rungs] == [fake.result]
         assert again.complete
-        assert len(compare(spec, run=run).rungs) == 1
+        assert len(compare_rungs(spec, run=run).rungs) == 1
         assert len(ran) == 3  # all of it was kept
         self.damage(tmp_path, caplog)
-        assert [each.result for each in compare(spec, run=run).rungs] == [fake.result]
+        assert [each.result for each in compare_rungs(spec, run=run).rungs] == [fake.result]
         assert ran[3:] == ["reference", "rung"]
         damaged = [message for message in caplog.messages if "damaged" in message]
         assert len(damaged) == 2
         (store,) = (tmp_path / "logits").iterdir()
         store.write_bytes(store.read_bytes()[:-1])  # as after a crash of the machine
-        compare(spec, run=run)
+        compare_rungs(spec, run=run)
         assert ran[5:] == ["reference"]
         for module in (compare_module, disk):
             monkeypatch.setattr(module, "free_bytes", lambda folder: 5_000_000)
         with pytest.raises(DiskSpaceError) as raised:
-            compare(replace(spec, n_chunks=4, rungs=()), run=run)
+            compare_rungs(replace(spec, n_chunks=4, rungs=()), run=run)
         assert str(raised.value) == (f"the comparison needs 12 MB in {tmp_path}, but 5 MB is free")
         assert str(raised.value.hint).endswith("or score less: --chunks 1 takes 3 MB")
         assert ran[6:] == []

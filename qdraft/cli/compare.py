@@ -20,8 +20,7 @@ from qdraft.making.calibration import evaluation_text
 from qdraft.render import compare as render
 from qdraft.render.progress import ProgressBars
 from qdraft.session.store import describe_machine
-from qdraft.study.compare import ComparisonSpec
-from qdraft.study.compare import compare as measure
+from qdraft.study.compare import ComparisonSpec, compare_rungs
 
 _TEXT = "Text"
 
@@ -114,7 +113,7 @@ def compare(
         servers=devices.servers,
     )
     with ProgressBars(quiet=output.quiet) as bars:
-        comparison = measure(spec, progress=bars.report)
+        comparison = compare_rungs(spec, progress=bars.report)
     about = {
         **describe_machine(devices.threads),
         "text": str(ladder.file) if ladder.file else "built in",

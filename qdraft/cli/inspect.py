@@ -12,7 +12,7 @@ from qdraft.cli.options.group import Only, takes_options
 from qdraft.cli.options.output import OutputOptions
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, read_facts
-from qdraft.gguf.pairing import Pairing, compare
+from qdraft.gguf.pairing import Pairing, relate
 from qdraft.llama.chat_template import template_renders
 from qdraft.render.console import show_json, table_console
 from qdraft.render.inspect import facts_view, pairing_view
@@ -29,7 +29,7 @@ def inspect(files: Files, output: Annotated[OutputOptions, Only("as_json")]) -> 
     if len(files) > 2:
         raise UsageError(f"qdraft inspect takes one or two files, not {len(files)}")
     facts = [read_facts(path) for path in files]
-    pairing = compare(*facts) if len(facts) == 2 else None
+    pairing = relate(*facts) if len(facts) == 2 else None
     renders = [
         template_renders(each.chat_template) if each.chat_template else None for each in facts
     ]

@@ -15,7 +15,7 @@ from qdraft.cli.options.output import OutputOptions
 from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, read_facts
 from qdraft.pairs import editing, hub, registry
-from qdraft.pairs.check import require_pair
+from qdraft.pairs.compatibility import require_pair
 from qdraft.pairs.registry import Entry
 from qdraft.pairs.scan import Proposal, gguf_files, known_folders, ollama_models, propose, read_all
 from qdraft.paths import why_closed

@@ -23,7 +23,7 @@ from qdraft.session.pair import Pair
 log = logging.getLogger(__name__)
 
 
-def find_entry(models: ModelOptions) -> Entry | None:
+def find_named_entry(models: ModelOptions) -> Entry | None:
     """Return the entry of models.yaml that the options name; None for files without an entry."""
     return registry.find_entry(models.target, models.draft, models.pair, models.models_file)
 
@@ -67,7 +67,7 @@ def describe_pair(
     if models.draft and not drafting.kind.needs_draft:
         raise UsageError(f"--model-draft cannot be combined with --drafter {drafting.drafter}")
     target_params, draft_params = devices.engines()
-    entry = find_entry(models)
+    entry = find_named_entry(models)
     with_draft = drafting.kind.needs_draft
     files = find_files(models, entry, devices.threads, bars, with_draft=with_draft)
     return PairSpec.of(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from qdraft.cli.opening import find_entry, find_files
+from qdraft.cli.opening import find_files, find_named_entry
 from qdraft.cli.options.devices import DeviceOptions
 from qdraft.cli.options.group import Group, Only, Without, option, takes_options
 from qdraft.cli.options.models import ModelOptions
@@ -74,7 +74,7 @@ def tune(
     also tries the other drafts that models.yaml names for the target, and settings of this
     machine. It writes the winner and its speed-up to models.yaml, and qdraft run uses it.
     """
-    entry = find_entry(models)
+    entry = find_named_entry(models)
     options = entry.options if entry else {}
     devices = replace(DeviceOptions.of_entry(options, devices.threads), ctx_size=_N_CTX)
     connect(devices.servers)

@@ -58,7 +58,7 @@ class Pairing:
     weights_error: float | None = None
 
 
-def compare(first: Facts, second: Facts) -> Pairing:
+def relate(first: Facts, second: Facts) -> Pairing:
     """Compare the metadata and, if it does not differ, a few rows of the weights."""
     vocabulary = _differences(
         first,

@@ -11,7 +11,7 @@ from qdraft.errors import EngineError
 from qdraft.host import cpu_name, default_threads
 from qdraft.llama.native import build_id, function, lib, library_version
 
-KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # ggml_backend_dev_type
+DEVICE_KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # ggml_backend_dev_type
 _RPC = "RPC"  # what ggml calls the backend of servers on other machines
 _CPU_FEATURES = [
     "sse3",
@@ -169,7 +169,7 @@ def _describe(device: int) -> Device:
     props = _Props()
     get_props = function("ggml_backend_dev_get_props", None, _pointer, _pointer)
     get_props(device, ctypes.addressof(props))
-    kind = KINDS[props.type] if props.type < len(KINDS) else "other"
+    kind = DEVICE_KINDS[props.type] if props.type < len(DEVICE_KINDS) else "other"
     return Device(
         name=text_of("name"),
         description=text_of("description"),

@@ -17,7 +17,7 @@ from qdraft.llama.spec import Both, ModelSpec, PairSpec
 from qdraft.pairs import registry
 from qdraft.pairs.packages import materialize
 from qdraft.placement.plan import Given, Plan, make_plan
-from qdraft.session.learned import Learning
+from qdraft.session.learning import Learning
 from qdraft.session.pair import Pair
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.draft_limits import describe_limits
 from qdraft.session.generation import Generation
 from qdraft.session.held_weights import HeldWeights
-from qdraft.session.learned import Learning, MakeLearning
+from qdraft.session.learning import Learning, MakeLearning
 from qdraft.session.session import Session
 from qdraft.session.store import file_facts, find_bit_identity
 from qdraft.session.threads import Threads

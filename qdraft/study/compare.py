@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from qdraft.disk import free_bytes, require_space, show_bytes
 from qdraft.errors import EngineError, PairError, QDraftError, UsageError
 from qdraft.gguf.facts import Facts, require_model
-from qdraft.gguf.pairing import SAME_MODEL
-from qdraft.gguf.pairing import compare as compare_files
+from qdraft.gguf.pairing import SAME_MODEL, relate
 from qdraft.host import default_threads
 from qdraft.llama.child import RunJob, run_job
 from qdraft.llama.model import LlamaModel
@@ -76,7 +75,7 @@ class ComparisonSpec:
     parse_special: bool = False
 
 
-def compare(
+def compare_rungs(
     spec: ComparisonSpec, *, progress: Progress = no_progress, run: RunJob = run_job
 ) -> Comparison:
     """Measure the reference, then each rung, and rank the rungs.
@@ -306,7 +305,7 @@ def _check_rung(rung: Path | str, reference: Facts) -> Facts | str:
             raise UsageError(f"{rung} is neither a file nor a type", hint=f"use one of {known}")
         return rung
     facts = require_model(rung)
-    pairing = compare_files(reference, facts)
+    pairing = relate(reference, facts)
     if pairing.relation != SAME_MODEL:
         different = "; ".join(
             f"{d.what}: {d.first} and {d.second}" for d in pairing.differences[:2]

@@ -20,7 +20,7 @@ class Task:
     prompt: str
 
 
-KINDS: dict[str, tuple[str, ...]] = {
+TASK_KINDS: dict[str, tuple[str, ...]] = {
     "code": (
         "Write a Python function that sorts a list using quicksort.",
         "Write a C program that reads numbers and prints their mean.",
@@ -62,13 +62,13 @@ _PROMPT_KEYS = ("prompt", "turns", "question", "instruction")
 
 def built_in(kinds: Iterable[str] | None = None, n_each: int = 1) -> list[Task]:
     """``n_each`` of our own prompts for each kind (None: all kinds). Raises UsageError."""
-    wanted = list(kinds) if kinds is not None else list(KINDS)
-    unknown = [kind for kind in wanted if kind not in KINDS]
+    wanted = list(kinds) if kinds is not None else list(TASK_KINDS)
+    unknown = [kind for kind in wanted if kind not in TASK_KINDS]
     if unknown:
         raise UsageError(
-            f"unknown kind of task {unknown[0]}", hint=f"use one of {', '.join(KINDS)}"
+            f"unknown kind of task {unknown[0]}", hint=f"use one of {', '.join(TASK_KINDS)}"
         )
-    return [Task(kind, prompt) for kind in wanted for prompt in KINDS[kind][:n_each]]
+    return [Task(kind, prompt) for kind in wanted for prompt in TASK_KINDS[kind][:n_each]]
 
 
 def read_tasks(path: Path, kinds: Sequence[str] | None = None) -> list[Task]:

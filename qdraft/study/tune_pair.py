@@ -18,7 +18,7 @@ from qdraft.pairs.registry import Entry
 from qdraft.session.opening import open_spec
 from qdraft.session.pair import Pair
 from qdraft.study.about import describe_pair
-from qdraft.study.prompts import KINDS, Task, built_in
+from qdraft.study.prompts import TASK_KINDS, Task, built_in
 from qdraft.study.recording import Recording, most_bytes, save
 from qdraft.study.settings import Setting, choose_setting, try_settings
 from qdraft.study.tune import (
@@ -77,7 +77,7 @@ class Tuning:
         """
         draft = self.best.draft
         if entry is None or draft != self.recorded[0].draft:
-            entry = find_entry(target, draft, models_file)
+            entry = find_entry_of_pair(target, draft, models_file)
         if entry is None:
             return "not written: name this pair with qdraft models add, then tune it again"
         day = date.today().isoformat()
@@ -176,7 +176,7 @@ class Tuner:
         """
         if not n:
             return list(best.tried)
-        tasks = [Task(kind, prompts[1]) for kind, prompts in KINDS.items()]
+        tasks = [Task(kind, prompts[1]) for kind, prompts in TASK_KINDS.items()]
         chosen = [*best.tried[:n], *(way for way in best.tried[n:] if way.name == AUTO)]
         with self._open(
             best.draft, setting.params if setting else self.spec.models.target.params
@@ -191,7 +191,7 @@ def find_other_drafts(target: Path, draft: Path, models_file: Path | None) -> li
     return [other for other in known if not other.samefile(draft)]
 
 
-def find_entry(target: Path, draft: Path, models_file: Path | None) -> Entry | None:
+def find_entry_of_pair(target: Path, draft: Path, models_file: Path | None) -> Entry | None:
     """Return the entry of models.yaml that names this pair of files; None if there is none."""
     known = registry.find_entries(target, models_file)
     return next((e for e in known if e.draft and Path(e.draft).samefile(draft)), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qdraft.errors import PairError
 from qdraft.gguf.facts import require_model
-from qdraft.gguf.pairing import INCOMPATIBLE, compare
+from qdraft.gguf.pairing import INCOMPATIBLE, relate
 
 
 def require_pair(target: Path, draft: Path | None) -> None:
@@ -17,7 +17,7 @@ def require_pair(target: Path, draft: Path | None) -> None:
     facts = [require_model(path) for path in (target, draft) if path]
     if len(facts) < 2:
         return
-    pairing = compare(*facts)
+    pairing = relate(*facts)
     if pairing.relation == INCOMPATIBLE:
         first = pairing.differences[0]
         raise PairError(
