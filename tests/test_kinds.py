@@ -407,7 +407,7 @@ class TestSameModelOfTwoPublishers:
         with caplog.at_level(logging.WARNING):
             require_same_vocab(first.vocab, self.model(tmp_path / "2.gguf", renamed, 0).vocab)
         assert [record.getMessage() for record in caplog.records] == [
-            "token 2 is '<|a|>' in the target, '<|b|>' in the draft and 1 more differences: qdraft "
+            "token 2 is '<|a|>' in the target, '<|b|>' in the draft and 1 more difference: qdraft "
             "uses the target's vocabulary"
         ]
         pairing = relate(read_facts(tmp_path / "1.gguf"), read_facts(tmp_path / "2.gguf"))

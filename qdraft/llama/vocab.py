@@ -187,7 +187,8 @@ def require_same_vocab(target: LlamaVocab, draft: LlamaVocab, *, same_texts: boo
                 f"{name.removeprefix('get_')} is {value} in the target, {other} in the draft"
             )
     if mild:
-        more = f" and {len(mild) - 1} more differences" if len(mild) > 1 else ""
+        n_more = len(mild) - 1
+        more = f" and {n_more} more difference{'s' if n_more > 1 else ''}" if n_more else ""
         log.warning("%s%s: qdraft uses the target's vocabulary", mild[0], more)
 
 
