@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -429,6 +430,12 @@ class TestSameModelOfTwoPublishers:
 
 
 class TestHostileHeaders:
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "x.gguf")
+        with pytest.raises(ModelFileError, match="is a pipe or a device, not a file"):
+            read_facts(tmp_path / "x.gguf")
+
     @pytest.mark.parametrize(("kind", "size"), [(0, 1), (5, 4), (8, 8)])
     def test_memory_does_not_follow_claims(self, kind: int, size: int, tmp_path: Path) -> None:
         """A sparse file of 130 MB that is nearly all one array, of bytes, numbers or texts."""

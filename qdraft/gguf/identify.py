@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from qdraft.errors import ModelFileError
@@ -26,15 +27,7 @@ _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(:[\w.-]+)?")
 
 def require_gguf(path: Path) -> None:
     """Raise ModelFileError that says what the file is, unless it starts like a GGUF."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(64)
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist", hint=_hint_at_hub(path)) from None
-    except IsADirectoryError:
-        raise ModelFileError(f"{path} is a folder", hint="name the GGUF file in it") from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    head = _read_start(path)
     if head.startswith(b"GGUF"):
         if head[4:6] == b"\0\0":  # the low half of the version, in little-endian files
             raise ModelFileError(f"{path} is a big-endian GGUF", hint="convert it to little-endian")
@@ -58,3 +51,19 @@ def _hint_at_hub(path: Path) -> str | None:
     return (
         f"for a model of the Hugging Face hub: qdraft run -hf {repo}, or qdraft models pull {repo}"
     )
+
+
+def _read_start(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises ModelFileError if it is none or cannot be read."""
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe could wait for ever
+            raise ModelFileError(f"{path} is a pipe or a device, not a file")
+        with path.open("rb") as file:
+            return file.read(64)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist", hint=_hint_at_hub(path)) from None
+    except IsADirectoryError:
+        raise ModelFileError(f"{path} is a folder", hint="name the GGUF file in it") from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
