@@ -56,6 +56,14 @@ class Machine:
     noise: float = 0.03
     read: float = 0.0  # of a token of the prompt; with it the draft keeps its own cells
     setup: float = 1.0  # times that the first decode of each width takes
+    cold: float = 0.0  # of a draft row after more than 20 tokens without one
+
+    def loaded(self, kept: Costs | None = None) -> Learned:
+        """What loading measures: a decode of one row, one of 8 rows, and rows of the draft."""
+        learned = Learned(CostTable(kept))
+        beyond = max(0.0, self.cold - self.c)
+        learned.costs.start(Costs({"model": self.c}, {8: self.v(8)}, 1.0, {"model": beyond}))
+        return learned
 
     def generate(
         self,
@@ -64,10 +72,11 @@ class Machine:
         params: SamplingParams,
         n: int = 600,
         prompt: Sequence[int] = (1, 0, 2),
+        seed: int = 0,
     ) -> list[Round]:
         """Write ``n`` tokens; ``blend`` is how far the draft is off at a place, from 0 to 1."""
-        clock, rng = Clock(), np.random.default_rng(5)
-        fair, off = text_logits(7), text_logits(70)
+        clock, rng = Clock(), np.random.default_rng(5 + seed)
+        fair, off = text_logits(7 + seed), text_logits(70 + seed)
 
         def draft_logits(tokens: tuple[int, ...]) -> np.ndarray:
             b = blend(len(tokens))
@@ -89,7 +98,15 @@ class Machine:
             return cost(self.v(width) * (self.setup if first else 1.0), width)
 
         target.cost = decode_cost
-        draft.cost = lambda width: self.c * cost(1.0, width)
+        last_drafted = -20
+
+        def row_cost(width: int) -> float:
+            nonlocal last_drafted
+            is_cold = self.cold and target.n_past - last_drafted > 20
+            last_drafted = target.n_past
+            return (self.cold if is_cold else self.c) * cost(1.0, width)
+
+        draft.cost = row_cost
         drafter = ModelDrafter(draft, 8, None if self.read else FakeKvCopy(target, draft))
         decoding = Decoding(
             target,
@@ -161,15 +178,19 @@ CASES = {
 @pytest.mark.parametrize("params", [GREEDY, PLAIN], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", CASES)
 def test_never_slower_and_close_to_the_best_fixed_length(name: str, params: SamplingParams) -> None:
-    """From an empty cost table. The best fixed length is known only afterwards."""
+    """With the costs of loading. The best fixed length is known only afterwards."""
     machine, blend = CASES[name]
-    rounds = machine.generate(CostAwareSchedule(8), lambda n: blend, params)
-    fixed = [
-        speed(machine.generate(FixedSchedule(k, plain_every=0), lambda n: blend, params))
-        for k in range(9)
-    ]
-    assert worst_window(rounds) < 1.03
-    assert speed(rounds) > 0.88 * max(fixed), (speed(rounds), fixed)
+
+    def time(schedule: Callable[[], Schedule]) -> float:
+        texts = [
+            machine.generate(schedule(), lambda n: blend, params, 300, seed=s) for s in range(2)
+        ]
+        assert not isinstance(schedule(), CostAwareSchedule) or max(map(worst_window, texts)) < 1.05
+        return sum(map(spent, texts))
+
+    fixed = [time(lambda k=k: FixedSchedule(k, plain_every=0)) for k in (0, 1, 2, 3, 5, 7)]  # type: ignore[misc]
+    auto = time(lambda: CostAwareSchedule(8, machine.loaded()))
+    assert min(fixed) > 0.85 * auto, (auto, fixed)
 
 
 def test_the_text_does_not_depend_on_the_schedule() -> None:
@@ -202,16 +223,52 @@ def test_what_is_known_of_the_costs_is_used_from_the_first_round() -> None:
 
 
 def test_v_is_measured_or_between_neighbours() -> None:
-    costs = CostTable(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
+    costs = CostTable()
+    costs.start(Costs({"model": 0.2}, {3: 1.4, 5: 3.0}, 0.1))
     # No batch costs more than its rows one by one.
     assert CostTable(Costs({}, {3: 8.0}, 0.1)).v(3) == 3
     assert [costs.v(n) for n in (1, 3, 5)] == pytest.approx([1, 1.4, 3])
     assert costs.v(2) == pytest.approx(1.2)
     assert costs.v(4) == pytest.approx(2.2)
     assert costs.v(7) == pytest.approx(3.4)  # a low guess, so that it gets tried
-    assert costs.v(9) == float("inf")  # not before 8 rows were measured
+    assert costs.v(7, full=True) == pytest.approx(4.6)  # but what it may lose is not
+    assert costs.longest_draft("model") == 9  # twice the widest width, less the row of the text
     assert costs.c("model") == pytest.approx(0.2)
     assert CostTable(costs.medians()).medians() == costs.medians()
+
+
+def test_costs_of_an_earlier_run_give_way_to_this_one() -> None:
+    """They keep the shape of v, scaled to what this run has measured, and allow one token at most."""
+    costs = CostTable(Costs({"model": 0.05}, {2: 1.1, 3: 1.3, 5: 1.5, 9: 2.0}, 2.5))
+    assert (costs.target_s, costs.longest_draft("model")) == (None, 1)
+    assert (costs.c("model"), costs.v(3)) == (0.05, 1.3)
+    costs.start(Costs({"model": 0.5}, {5: 3.0}, 1.0))
+    assert (costs.target_s, costs.c("model")) == (1.0, 0.5)
+    assert [costs.v(n) for n in (2, 3, 5, 9)] == pytest.approx([1.4, 2.2, 3.0, 5.0])
+
+
+def test_what_is_old_is_believed_to_be_cheaper() -> None:
+    """So one disturbed time does not end a draft for ever; what may be lost stays as it was."""
+    costs = CostTable()
+    costs.start(Costs({"model": 0.8}, {2: 1.8}, 1.0))
+    for _ in range(costs.constants.n_fresh):
+        costs.add(make_round(0, 0))
+    assert (costs.c("model"), costs.v(2)) == (pytest.approx(0.4), pytest.approx(1.4))
+    assert costs.risk("model", 1) > 1.55
+
+
+def test_a_restart_costs_what_the_last_one_did() -> None:
+    """After a pause a row may have to come from the disk: it is not a row among others."""
+    costs = CostTable()
+    costs.start(Costs({"model": 0.5}, {2: 1.5}, 1.0, {"model": 3.0}))
+    assert costs.restart("model") == 3.0
+    costs.add(make_round(1, 0, draft_s=20.5, verify_s=1.5))
+    assert costs.restart("model") == 0  # it drafts
+    assert costs.c("model", full=True) == pytest.approx(0.5, rel=0.01)
+    for _ in range(costs.constants.n_pause + 1):
+        costs.add(make_round(0, 0))
+    assert costs.restart("model") == pytest.approx(20, rel=0.01)
+    assert costs.risk("model", 1) > 20
 
 
 def test_a_draft_among_others_is_the_measure() -> None:
@@ -229,22 +286,23 @@ def test_a_draft_among_others_is_the_measure() -> None:
     for _ in range(20):
         table.add(plain)
         table.add(isolated)
-    assert (table.c("model"), table.v(3)) == among
+    full = (table.c("model", full=True), table.v(3, full=True))
+    assert full == pytest.approx(among, rel=0.01)
     for _ in range(200):
         table.add(plain)
-    assert table.v(3) != among[1]  # too old to be known
+    assert 1 < table.v(3) < among[1]  # old, so that it is believed to be cheaper
     for _ in range(12):
         table.add(plain)
         table.add(isolated)
-    assert table.v(3) == pytest.approx(1.6)
+    assert table.v(3) == pytest.approx(1.6, rel=0.01)
 
 
 def test_a_dear_source_does_not_limit_a_cheap_one() -> None:
     """A hybrid asks the dear source first, which declines; the cheap one drafts as far as ever."""
-    costs = CostTable(Costs({"model": 0.1, "dear": 3.0}, {n: flat(n) for n in range(2, 10)}, 1.0))
-    learned = Learned(costs)
-    learned.loss.debt = 0.2
-    gates = [CostGate(learned, 8), CostGate(learned, 8)]
+    learned = Learned()
+    known = Costs({"model": 0.1, "dear": 5.0}, {n: flat(n) for n in range(2, 10)}, 1.0)
+    learned.costs.start(known)
+    gates = [CostGate(learned, 8, n_to_come=99) for _ in range(2)]
     assert not gates[1].more("dear")
     alone, after = (count_offers(gate) for gate in gates)
     assert alone == after > 1
@@ -270,15 +328,15 @@ def test_medians_outlive_a_disturbance() -> None:
 
 def test_acceptance_is_learned_by_confidence() -> None:
     table = AcceptanceTable()
-    assert table.at("model", 0.9) == pytest.approx(0.7)
+    assert table.at("model", 0.9) == pytest.approx(0.8)
     rounds = list(run(engine(), NoDrafter(), n_predict=2))
     for _ in range(100):
         for confidence, accepted in ((0.95, 1), (0.3, 0)):
             table.add(_with(rounds[1], confidence, accepted))
-    assert table.at("model", 0.95) > 0.97
-    assert table.at("model", 0.3) < 0.05
+    assert table.at("model", 0.95) > 0.96
+    assert table.at("model", 0.3) < 0.06
     assert table.overall("model") == pytest.approx(0.5, abs=0.05)
-    assert table.overall("other") == pytest.approx(0.7)
+    assert table.overall("other") == pytest.approx(0.8)
 
 
 def _with(r: Round, confidence: float, n_accepted: int) -> Round:
@@ -327,20 +385,110 @@ class TestOwnCells:
 
     def test_a_pair_that_is_known_not_to_pay_reads_nothing(self) -> None:
         machine = Machine(steep, 0.9, read=0.15)
-        costs = CostTable(Costs({"model": 0.9}, {n: steep(n) for n in (2, 3)}, 1.0))
         rounds = machine.generate(
-            CostAwareSchedule(8, Learned(costs)), lambda n: 0.9, GREEDY, n=600, prompt=self.prompt
+            CostAwareSchedule(8, machine.loaded()), lambda n: 0.9, GREEDY, prompt=self.prompt
         )
-        assert worst_window(rounds) < 1.03
+        assert worst_window(rounds) < 1.05
         assert all(r.draft.n_caught_up < 50 for r in rounds)
 
     def test_a_pair_that_pays_wins_the_reading_back(self) -> None:
         machine = Machine(flat, 0.1, read=0.15)
-        costs = CostTable(Costs({"model": 0.1}, {n: flat(n) for n in (2, 3, 5)}, 1.0))
         rounds = machine.generate(
-            CostAwareSchedule(8, Learned(costs)), lambda n: 0.1, GREEDY, n=600, prompt=self.prompt
+            CostAwareSchedule(8, machine.loaded()), lambda n: 0.1, GREEDY, prompt=self.prompt
         )
         assert speed(rounds) > 1.5
+
+    def test_few_tokens_to_come_do_not_win_a_reading_back(self) -> None:
+        """What may still come is known: -n, or what is left of the context."""
+        machine = Machine(flat, 0.1, read=0.15)
+        n_read = {}
+        for n in (8, 600):
+            learned = machine.loaded()
+            schedule = CostAwareSchedule(8, learned)
+            rounds = machine.generate(schedule, lambda n: 0.1, GREEDY, n=n, prompt=self.prompt)
+            n_read[n] = sum(r.draft.n_caught_up for r in rounds if r.draft.n_caught_up > 50)
+        assert n_read[8] == 0
+        assert n_read[600] >= len(self.prompt)
+
+    @pytest.mark.parametrize(
+        ("v_slope", "c", "blend"), [(0.25, 0.6, 0.3), (0.2, 0.5, 0.3), (0.15, 0.5, 0.45)]
+    )
+    @pytest.mark.parametrize(
+        ("n_prompt", "n", "read"), [(150, 40, 0.1), (400, 60, 0.05), (1000, 100, 0.05)]
+    )
+    def test_short_texts_of_a_pair_at_break_even(
+        self, v_slope: float, c: float, blend: float, n_prompt: int, n: int, read: float
+    ) -> None:
+        """What a text does not win back is remembered in the next one."""
+        machine = Machine(lambda width: 1 + v_slope * (width - 1), c, read=read)
+        learned = machine.loaded()
+        rounds: list[Round] = []
+        for seed in range(10):
+            learned.start_text()
+            prompt = [1 + i * (seed + 1) % 5 for i in range(n_prompt)]
+            rounds += machine.generate(
+                CostAwareSchedule(63, learned), lambda n: blend, GREEDY, n, prompt, seed
+            )
+        assert worst_window(rounds) < 1.05
+
+
+class TestTenTexts:
+    """Texts one after the other, tables kept: no 200 tokens take 5 % longer than the target."""
+
+    @pytest.mark.parametrize("cold", [5, 20, 60, 200])
+    def test_a_draft_that_memory_does_not_hold(self, cold: float) -> None:
+        """Its first row after a pause is read from the disk: loading has measured what it costs."""
+        machine = Machine(steep, 0.6, cold=cold)
+        assert worst_window(self.write(machine, machine.loaded(), 0.4)) < 1.05
+
+    def test_a_restart_that_nobody_could_foresee_is_not_repeated(self) -> None:
+        machine = Machine(steep, 0.6, cold=60)
+        rounds = self.write(machine, replace(machine, cold=0).loaded(), 0.4)
+        assert sum(r.times.draft_s > 50 for r in rounds) == 1
+
+    @pytest.mark.parametrize("target_s", [0.4, 1.0, 2.5])
+    @pytest.mark.parametrize(("c", "blend"), [(0.5, 0.2), (0.9, 0.9)])
+    def test_kept_costs_that_are_far_too_good(
+        self, target_s: float, c: float, blend: float
+    ) -> None:
+        kept = Costs({"model": 0.05}, dict.fromkeys(range(2, 10), 1.02), target_s)
+        for learned in (Learned(CostTable(kept)), Machine(steep, c).loaded(kept)):
+            assert worst_window(self.write(Machine(steep, c), learned, blend)) < 1.05
+
+    @pytest.mark.parametrize("name", ["steep", "hopeless", "jagged, dear draft"])
+    def test_a_pair_that_does_not_pay_off(self, name: str) -> None:
+        machine, blend = CASES[name]
+        assert worst_window(self.write(machine, machine.loaded(), blend)) < 1.05
+
+    def write(self, machine: Machine, learned: Learned, blend: float) -> list[Round]:
+        rounds: list[Round] = []
+        for seed in range(10):
+            learned.start_text()
+            schedule = CostAwareSchedule(63, learned)
+            rounds += machine.generate(schedule, lambda n: blend, GREEDY, n=150, seed=seed)
+        return rounds
+
+
+def test_the_first_round_drafts_and_no_round_is_plain_without_a_reason() -> None:
+    """Loading has measured the costs, and a plain round costs what a draft would have gained."""
+    machine, blend = CASES["flat, good draft"]
+    rounds = machine.generate(
+        CostAwareSchedule(63, machine.loaded()), lambda n: blend, GREEDY, n=400
+    )
+    plain = [r.index for r in rounds if not r.n_draft]
+    assert rounds[1].n_draft > 2
+    assert 1 <= len(plain) - 1 <= 4  # the prompt's does not count
+    assert machine.generate(CostAwareSchedule(63), lambda n: blend, GREEDY, n=9)[1].n_draft == 0
+
+
+def test_the_longest_draft_follows_from_the_costs() -> None:
+    """A target whose pass costs the same at any width, and a draft that costs almost nothing."""
+    streamed = Machine(lambda width: 1 + 0.002 * width, 0.02)
+    rounds = streamed.generate(CostAwareSchedule(63, streamed.loaded()), lambda n: 0.0, GREEDY)
+    assert max(r.n_draft for r in rounds) == 63
+    assert speed(rounds) > 15
+    wrong = streamed.generate(CostAwareSchedule(63, streamed.loaded()), lambda n: 1.0, GREEDY)
+    assert worst_window(wrong) < 1.05
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -252,7 +252,7 @@ class DecodeParams:
     in the text), or "hybrid" (repetitions if they pay off, else the model). ``draft_policy`` is
     "auto" (as many tokens as pay off by measured costs, or none), "fixed" (always ``n_draft``), or
     "confidence" (until the largest probability of the draft falls below ``p_min``). ``n_draft`` is
-    the most tokens to draft in a round; 0 runs the target alone, None is 8 for auto and 4
+    the most tokens to draft in a round; 0 runs the target alone, None is 63 for auto and 4
     otherwise. ``p_min`` holds under every policy.
 
     ``verification`` is the rule above temperature 0: "block" or "token". ``exact`` keeps drafts so
@@ -292,6 +292,6 @@ class DecodeParams:
 
     @property
     def most_drafted(self) -> int:
-        """``n_draft``, or the default of the policy: 8 for auto, else 4."""
-        default = 8 if self.draft_policy == "auto" else 4
+        """``n_draft``, or the default of the policy: as many as pay off for auto, else 4."""
+        default = MAX_N_DRAFT if self.draft_policy == "auto" else 4
         return default if self.n_draft is None else self.n_draft

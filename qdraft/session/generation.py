@@ -23,6 +23,10 @@ from qdraft.session.text import TextReader
 if TYPE_CHECKING:
     from qdraft.session.session import Session
 
+# Tokens of a draft that ``exact`` probes unless more are asked for: each width takes as many single
+# decodes as it has rows, at four depths.
+_LONGEST_EXACT = 8
+
 
 class Generation:
     """One text: iterate once for its chunks, or call ``step`` for those of the next round.
@@ -166,9 +170,11 @@ class Generation:
             return 0
         if not (self._params.exact and wanted):
             return wanted
+        if self._params.n_draft is None:
+            wanted = min(wanted, _LONGEST_EXACT)
         self._pair.threads.hold()
         self._holds_threads = True
-        self.bit_identity = self._pair.bit_identity(max(8, wanted))
+        self.bit_identity = self._pair.bit_identity(max(_LONGEST_EXACT, wanted))
         return min(wanted, self.bit_identity.n_draft)
 
     def _take(self, round: Round) -> list[Chunk]:

@@ -42,7 +42,7 @@ class DraftingOptions(Group):
             _PANEL,
             "--n-draft",
             help="Tokens to draft per round at most.",
-            default="8 under auto, else 4",
+            default="63 under auto, else 4",
         ),
     ] = None
     p_min: Annotated[

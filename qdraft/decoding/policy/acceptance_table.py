@@ -14,7 +14,8 @@ class AcceptanceTable:
     """Share of tested draft tokens that were accepted, by source and by the draft's confidence.
 
     A bin of confidence starts from the share over all bins, which a few tests of its own outweigh.
-    Old tests fade, because a text may change its kind.
+    Old tests fade, because a text may change its kind: with every new test, and with every token
+    that the text grows by without one. So a source that does not draft is believed in again.
     """
 
     def __init__(self, constants: PolicyConstants = CONSTANTS) -> None:
@@ -24,6 +25,9 @@ class AcceptanceTable:
 
     def add(self, round: Round) -> None:
         """Count the tested tokens of a round."""
+        if not round.n_tested:
+            self._fade(0.5 ** (round.n_emitted / self._constants.n_half_forgotten))
+            return
         for i, confidence in enumerate(round.draft.confidence[: round.n_tested]):
             accepted = float(i < round.n_accepted)
             key = (round.source, self._bin(confidence))
@@ -32,8 +36,7 @@ class AcceptanceTable:
 
     def start_text(self) -> None:
         """Let what earlier texts have shown count less: another text begins."""
-        self._bins = {key: self._carry(counts) for key, counts in self._bins.items()}
-        self._all = {key: self._carry(counts) for key, counts in self._all.items()}
+        self._fade(self._constants.carried_over)
 
     def at(self, source: str, confidence: float) -> float:
         """Chance that a token of this confidence is accepted."""
@@ -62,6 +65,7 @@ class AcceptanceTable:
         fade = min(1.0, self._constants.n_tests_remembered / (counts[1] + 1))
         return (fade * (counts[0] + accepted), fade * (counts[1] + 1))
 
-    def _carry(self, counts: _Counts) -> _Counts:
-        carried = self._constants.carried_over
-        return (carried * counts[0], carried * counts[1])
+    def _fade(self, share: float) -> None:
+        """Let all tests count this share of what they counted."""
+        self._bins = {key: (share * a, share * n) for key, (a, n) in self._bins.items()}
+        self._all = {key: (share * a, share * n) for key, (a, n) in self._all.items()}

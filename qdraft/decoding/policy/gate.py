@@ -8,7 +8,8 @@ target's (docs/concepts/exactness.md).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from qdraft.decoding.policy.learned import Learned
 
@@ -54,16 +55,18 @@ class CountingGate:
         return True
 
 
-class Extension(NamedTuple):
-    """m further draft tokens: expected tokens gained, and their price in tokens."""
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What drafts of one source are expected to bring in this round.
 
-    gain: float
-    price: float
-    m: int
+    ``n_most`` is the longest draft whose loss the account covers, ``speed`` the best expected speed
+    over the target alone, in target tokens, 1 or more: that of drafting nothing.
+    """
 
-    @property
-    def pays_off(self) -> bool:
-        return self.gain > self.price
+    alpha: float
+    c: float
+    n_most: int
+    speed: float
 
 
 class CostGate:
@@ -71,125 +74,117 @@ class CostGate:
 
     k tokens are offered so far and the text reaches place k, the next one, with probability R, the
     product of the acceptance chances of these k tokens. The draft goes on if for some m, with
-    k + m at most ``n_max``,
+    k + m at most the longest draft,
 
         R a (1 + alpha + ... + alpha^(m-1))  >  S (max(0, m - f) c + v(k+1+m) - v(k+1))
 
     On the left is what m more tokens are expected to bring. On the right is what they cost: time
     in target tokens, at S tokens a target token. All m are tried, because v is jagged. S is the
-    speed of the last rounds (``LossBudget.speed``): a token that brings less than the average
-    round does in the same time lowers the speed. alpha is the acceptance rate of the source.
+    best speed that drafts of this source are expected to reach, and at least 1, that of the target
+    alone: a token that brings less in the same time lowers the speed. alpha is the acceptance rate
+    of the source.
 
     ``more`` applies the rule before the drafter pays for a row: a = alpha, f = 0. ``take`` applies
     it once a row is computed and its confidence is known: a is the acceptance rate at that
     confidence, and f = 1 because that row costs nothing more.
 
-    The exceptions:
+    What bounds the rule, for each source by itself:
 
-    1. Hope. For the first token (k = 0), ``more`` takes a = alpha plus ``hope`` standard
-       deviations times the leeway of the budget, so that an unlucky start is not the end.
-    2. S is at least 1: while drafting loses, its tokens are not cheaper than the target's.
-    3. Budget. ``n_max`` is at most the longest draft of which ``worst_case_share`` of the cost of
-       full rejection, n c + v(n+1) - 1, is affordable. There is no such bound while drafting has
-       gained more than it lost (debt below 0).
-    4. Probe. The first token of a probe is drafted although it is expected to lose. The bound of
-       exception 3 is then one token, whatever the table says about its cost, unless the budget is
-       exhausted.
-    5. Reading. A drafter more than ``n_read_free`` tokens behind drafts only if ``n_horizon``
-       tokens, at (gain - price) / (1 + price) each, gain more than the time to read, min(1, c)
-       times the target's, or if the budget affords that time. The first rounds, of one token
-       until the costs are complete, read whatever it costs.
-    6. No token below ``p_min`` is offered.
+    1. Hope. For the first row, a is alpha plus ``hope`` standard deviations, in proportion to what
+       the account still holds, so that an unlucky start is not the end.
+    2. Stake. A draft is so short that losing all of it, ``CostTable.risk``, costs at most the
+       stake of the account.
+    3. Reading. A drafter more than ``n_read_free`` tokens behind drafts only if it is expected to
+       win back the time to read, and what earlier readings still owe, within the tokens that may
+       still come (``n_horizon`` at most); or if the stake covers both. There is no hope in this.
+       The same holds for the cost of a restart after a pause, which the stake must cover too.
+    4. No token below ``p_min`` is offered.
     """
 
     weighs_confidence = True
 
-    def __init__(
-        self,
-        learned: Learned,
-        n_max: int,
-        *,
-        p_min: float = 0.0,
-        read_s: float = 0.0,
-        probe: bool = False,
-    ) -> None:
-        """``read_s`` is the time in which the target reads a token of the prompt."""
+    def __init__(self, learned: Learned, n_max: int, *, n_to_come: int, p_min: float = 0.0) -> None:
+        """``n_to_come`` is the number of tokens that the text may still grow by."""
+        self._learned = learned
         self._costs = learned.costs
-        self._acceptance = learned.acceptance
-        self._loss = learned.loss
-        self._constants = learned.constants
         self._n_max = n_max
+        self._n_horizon = min(n_to_come, learned.constants.n_horizon)
         self._p_min = p_min
-        self._read_s = read_s
-        self._probe = probe
-        self._longest: dict[str, int] = {}  # the longest draft that the budget affords, by source
+        self._outlooks: dict[str, Outlook] = {}
         self._k = 0  # tokens offered so far
         self._reach = 1.0  # R, the chance that all of them are accepted
 
     def more(self, source: str, n_behind: int = 0) -> bool:
-        first = self._k == 0
-        if self._k >= self._bound(source):
-            return False
-        hope = self._constants.hope * self._loss.leeway if first else 0.0
-        chance = self._acceptance.overall(source, hope)
-        best = self._best_extension(source, self._reach * chance, n_paid=0)
-        if not self._worth_reading(source, n_behind, best):
-            return False
-        return best.pays_off or (self._probe and first)
+        outlook = self._outlook(source)
+        if self._k:
+            return self._pays_off(outlook, self._reach * outlook.alpha, n_paid=0)
+        hope = self._learned.constants.hope * self._learned.account.confidence
+        chance = self._learned.acceptance.overall(source, hope)
+        return self._pays_off(outlook, chance, n_paid=0) and self._may_start(source, n_behind)
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
             return False
-        reach = self._reach * self._acceptance.at(source, confidence)
-        best = self._best_extension(source, reach, n_paid=1)
-        if not (best.pays_off or (self._probe and self._k == 0)):
+        reach = self._reach * self._learned.acceptance.at(source, confidence)
+        if not self._pays_off(self._outlook(source), reach, n_paid=1):
             return False
         self._k += 1
         self._reach = reach
         return True
 
-    def _best_extension(self, source: str, reach: float, *, n_paid: int) -> Extension:
-        """The m further tokens whose gain exceeds their price by most.
+    def _pays_off(self, outlook: Outlook, reach: float, *, n_paid: int) -> bool:
+        """True if some m further tokens are expected to bring more than they cost.
 
         ``reach`` is R a, the chance that the first of them is accepted; ``n_paid`` is f.
         """
-        alpha, c, v = self._acceptance.overall(source), self._costs.c(source), self._costs.v
-        speed = max(1.0, self._loss.speed)
-        width = self._k + 1
-        best = Extension(0.0, 0.0, 0)
+        v, alpha, width = self._costs.v, outlook.alpha, self._k + 1
         gain = 0.0
-        for m in range(1, self._bound(source) - self._k + 1):
+        for m in range(1, outlook.n_most - self._k + 1):
             gain += reach
             reach *= alpha
-            price = speed * (max(0, m - n_paid) * c + v(width + m) - v(width))
-            if m == 1 or gain - price > best.gain - best.price:
-                best = Extension(gain, price, m)
-        return best
+            price = outlook.speed * (max(0, m - n_paid) * outlook.c + v(width + m) - v(width))
+            if gain > price:
+                return True
+            if gain * (1 - alpha) + reach <= price * (1 - alpha):  # no longer draft gains more
+                return False
+        return False
 
-    def _bound(self, source: str) -> int:
-        """The longest draft of this source in this round. A dear source must not limit others."""
-        if source not in self._longest:
-            self._longest[source] = self._affordable(source)
-        return self._longest[source]
+    def _outlook(self, source: str) -> Outlook:
+        if source not in self._outlooks:
+            alpha = self._learned.acceptance.overall(source)
+            n_most = self._longest(source)
+            speed = self._best_speed(source, alpha, n_most)
+            self._outlooks[source] = Outlook(alpha, self._costs.c(source), n_most, speed)
+        return self._outlooks[source]
 
-    def _affordable(self, source: str) -> int:
-        """The longest draft that the budget allows (exceptions 3 and 4)."""
-        if self._loss.debt < 0:
-            return self._n_max
-        if self._probe and not self._loss.exhausted:
-            return 1
-        n, share = 0, self._constants.worst_case_share
-        while n < self._n_max and self._loss.affords(
-            share * ((n + 1) * self._costs.c(source) + self._costs.v(n + 2) - 1)
-        ):
+    def _longest(self, source: str) -> int:
+        """The longest draft that loses no more than the stake (bound 2)."""
+        n, n_max = 0, min(self._n_max, self._costs.longest_draft(source))
+        stake = self._learned.account.stake
+        while n < n_max and self._costs.risk(source, n + 1) <= stake:
             n += 1
         return n
 
-    def _worth_reading(self, source: str, n_behind: int, best: Extension) -> bool:
-        """True if drafting should win back the time to read ``n_behind`` tokens (exception 5)."""
-        if n_behind <= self._constants.n_read_free:
+    def _best_speed(self, source: str, alpha: float, n_most: int, *, full: bool = False) -> float:
+        """The best expected speed of drafts of up to ``n_most`` tokens; 1 if none pays off."""
+        c = self._costs.c(source, full=full)
+        best, tokens, reach = 1.0, 1.0, 1.0
+        for n in range(1, n_most + 1):
+            reach *= alpha
+            tokens += reach
+            time = n * c + self._costs.v(n + 1, full=full)
+            best = max(best, tokens / time)
+            if tokens * (1 - alpha) + reach * alpha <= best * time * (1 - alpha):
+                break  # no longer draft is faster
+        return best
+
+    def _may_start(self, source: str, n_behind: int) -> bool:
+        """True if what a first row costs beyond itself is worth it (bound 3)."""
+        needed = self._costs.restart(source)
+        if n_behind > self._learned.constants.n_read_free:
+            needed += self._costs.reading(source, n_behind) + self._learned.account.owed
+        if needed <= self._learned.account.stake:
             return True
-        target_s = self._costs.target_s or 1.0
-        reading = n_behind * self._read_s * min(1.0, self._costs.c(source)) / target_s
-        won = self._constants.n_horizon * (best.gain - best.price) / (1 + best.price)
-        return won > reading or self._loss.affords(reading)
+        outlook = self._outlook(source)
+        speed = self._best_speed(source, outlook.alpha, outlook.n_most, full=True)
+        return self._costs.complete and self._n_horizon * (1 - 1 / speed) > needed

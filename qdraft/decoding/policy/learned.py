@@ -1,13 +1,13 @@
-"""What the draft policy has learned of a pair: costs, acceptance and losses."""
+"""What the draft policy has learned of a pair: costs, acceptance and the account."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from qdraft.decoding.policy.acceptance_table import AcceptanceTable
+from qdraft.decoding.policy.account import Account
 from qdraft.decoding.policy.constants import PolicyConstants
 from qdraft.decoding.policy.cost_table import CostTable
-from qdraft.decoding.policy.loss_budget import LossBudget
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.records import Round
 
@@ -18,14 +18,17 @@ class Learned:
 
     costs: CostTable = field(default_factory=CostTable)
     acceptance: AcceptanceTable = field(default_factory=AcceptanceTable)
-    loss: LossBudget = field(default_factory=LossBudget)
+    account: Account = field(default_factory=Account)
 
     @classmethod
-    def with_constants(cls, constants: PolicyConstants, kept: Costs | None = None) -> Learned:
-        """Tables that are empty, except for ``kept`` costs, and follow ``constants``."""
-        return cls(
-            CostTable(kept, constants=constants), AcceptanceTable(constants), LossBudget(constants)
+    def with_constants(cls, constants: PolicyConstants, costs: Costs | None = None) -> Learned:
+        """Tables that are empty, except for ``costs`` as loading measures them."""
+        learned = cls(
+            CostTable(constants=constants), AcceptanceTable(constants), Account(constants)
         )
+        if costs:
+            learned.costs.start(costs)
+        return learned
 
     @property
     def constants(self) -> PolicyConstants:
@@ -40,4 +43,4 @@ class Learned:
         """Learn from a round after the prompt's."""
         cost = self.costs.add(round)
         self.acceptance.add(round)
-        self.loss.add(round, cost)
+        self.account.add(round, cost)

@@ -13,16 +13,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured costs: c by source, v by number of rows, and the seconds of one target token."""
+    """Measured costs: c by source, v by number of rows, and the seconds of one target token.
+
+    ``restart`` is what the first draft after a pause costs beyond its rows, by source, in target
+    tokens.
+    """
 
     c: Mapping[str, float]
     v: Mapping[int, float]
     target_s: float | None = None
+    restart: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def of_model(self) -> float:

@@ -49,15 +49,9 @@ class FixedSchedule:
 class CostAwareSchedule:
     """Drafts as far as drafting pays off by what was learned (the rule is in ``CostGate``).
 
-    Rounds of four kinds, in this order of precedence:
-
-    - Plain, to measure the target alone: until one target token is timed, in round 1 after the
-      prompt, then once in ``plain_every`` rounds.
-    - One token, until the costs are complete: it shows what a draft row and a second row cost.
-      The budget must not be exhausted.
-    - A probe, after ``first_wait`` tokens without a draft. If it does not pay off, the next wait
-      is twice as long, up to ``longest_wait``.
-    - As far as ``CostGate`` admits.
+    A round that drafts nothing measures the target alone. While every round drafts, a plain round
+    costs what a draft would have gained, S - 1 tokens at speed S. So one is due as soon as that is
+    ``measuring_share`` of the tokens since the last one.
     """
 
     def __init__(self, n_draft: int, learned: Learned | None = None, *, p_min: float = 0.0) -> None:
@@ -66,44 +60,26 @@ class CostAwareSchedule:
         self._constants = self.learned.constants
         self._n_draft = n_draft
         self._p_min = p_min
-        self._read_s = 0.0  # time in which the target reads a token of the prompt
-        self._n_rounds = 0
-        self._n_since_draft = 0  # tokens
-        self._wait = self._constants.first_wait
 
     def gate(self, n_max: int) -> Gate:
+        n_to_come = n_max + 1  # a round emits a token after its draft
         n_max = min(n_max, self._n_draft)
-        learned = self.learned
-        if self._must_measure() or n_max < 1:
+        if n_max < 1 or self._must_measure():
             return CountingGate(0)
-        if not learned.costs.complete:
-            return CountingGate(0 if learned.loss.exhausted else 1, self._p_min)
-        return CostGate(
-            learned, n_max, p_min=self._p_min, read_s=self._read_s, probe=self._is_probe
-        )
+        return CostGate(self.learned, n_max, n_to_come=n_to_come, p_min=self._p_min)
 
     def observe(self, round: Round) -> None:
-        self._n_rounds += 1
         if round.n_prompt:
-            self._read_s = round.times.verify_s / round.n_prompt
-            return
-        self.learned.add(round)
-        if not round.draft.n_rows:
-            self._n_since_draft += round.n_emitted
-            return
-        if self._is_probe:
-            paid_off = round.n_emitted > 1 and self.learned.loss.debt <= 0
-            longer = min(self._constants.longest_wait, 2 * self._wait)
-            self._wait = self._constants.first_wait if paid_off else longer
-        self._n_since_draft = 0
+            self.learned.costs.add_prompt(round)
+        else:
+            self.learned.add(round)
 
     def _must_measure(self) -> bool:
-        n, every = self._n_rounds, self._constants.plain_every
-        return self.learned.costs.target_s is None or n == 1 or n % every == every - 1
-
-    @property
-    def _is_probe(self) -> bool:
-        return self._n_since_draft >= self._wait
+        if self.learned.costs.target_s is None:
+            return True
+        rules = self._constants
+        price = max(rules.least_price, self.learned.account.speed - 1)
+        return self.learned.costs.n_since_alone * rules.measuring_share >= price
 
 
 def schedule_for(params: DecodeParams, n_draft: int, learned: Learned) -> Schedule:
