@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import queue
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from qdraft.errors import ServerError
+from qdraft.llama import rpc_guard
 from qdraft.llama.rpc_guard import RpcGuard
 
 Callbacks = list[Callable[[bytes], None]]
@@ -82,19 +82,34 @@ def test_an_abort_becomes_an_error_and_stays_one(line: RpcGuard, callbacks: Call
     assert not returned.is_set()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a thread")
-def test_clean_up_never_waits_for_a_call_that_an_interrupt_has_left(line: RpcGuard) -> None:
+class Interrupted(threading.Event):
+    """Whoever waits for it is interrupted."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_clean_up_never_waits_for_a_call_that_an_interrupt_has_left(
+    line: RpcGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second Ctrl-C ends the waiting for a server: the summary comes before it answers."""
     answer = threading.Event()
     order: list[str] = []
 
     def slow() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         answer.wait(30)
         order.append("slow")
 
+    def job(*args: Any) -> rpc_guard._Job:
+        made = plain(*args)
+        made.ended = Interrupted()
+        return made
+
+    plain = rpc_guard._Job
+    monkeypatch.setattr(rpc_guard, "_Job", job)
     with pytest.raises(KeyboardInterrupt):
         line.call(slow)
+    monkeypatch.undo()
     assert line.has_left
     assert line.call(order.append, "clean-up", later=True) is None
     assert order == []
