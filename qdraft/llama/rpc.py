@@ -8,7 +8,11 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,8 @@ def connect(servers: Sequence[str], *, hold: bool = True) -> None:
         return
     require_rpc()
     GUARD.start(function("ggml_set_abort_callback", _pointer, _pointer))
+    if not _servers and sys.platform == "linux":
+        threading.Thread(target=_watch, daemon=True, name="qdraft-servers").start()
     for server in new:
         address = _reach(server)
         try:
@@ -98,8 +104,17 @@ def _reach(server: str) -> tuple[str, int]:
 def keep_alive() -> None:
     """Let the system close connections to servers that fall silent, for example behind a cut cable.
 
-    llama.cpp itself would wait forever. This finds its sockets among the open files of the process,
-    and does nothing on Windows.
+    llama.cpp itself would wait forever. The system asks a server that is idle whether it is there;
+    ``_watch`` looks after one that has data to take.
+    """
+    for connection in _connections():
+        _set_alive(connection)
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Give the connections to servers, found among the open files of the process.
+
+    There are none on Windows.
     """
     if not _servers or not Path("/dev/fd").is_dir():
         return
@@ -109,7 +124,27 @@ def keep_alive() -> None:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
                     if connection.getpeername() in addresses:
-                        _set_alive(connection)
+                        yield connection
+
+
+def _watch() -> None:
+    """Close connections whose other machine takes no data and does not answer either.
+
+    TCP_USER_TIMEOUT would do that, but it also closes those to a server that only computes for
+    long, as it does with the batches of a long prompt: then its machine still answers.
+    """
+    while True:
+        time.sleep(1)
+        for connection in _connections():
+            if is_silent(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def is_silent(info: bytes) -> bool:
+    """Tell from Linux's tcp_info whether data or probes stay unanswered for too long."""
+    n_retransmits, n_probes = info[2], info[3]
+    answered_ms: int = struct.unpack_from("=I", info, 56)[0]  # since the last acknowledgement
+    return answered_ms > 1000 * _SILENT_S and (n_retransmits > 0 or n_probes > 1)
 
 
 def _set_alive(connection: socket.socket) -> None:
@@ -119,7 +154,6 @@ def _set_alive(connection: socket.socket) -> None:
         (idle, 3),
         (getattr(socket, "TCP_KEEPINTVL", None), 1),
         (getattr(socket, "TCP_KEEPCNT", None), _SILENT_S - 3),
-        (getattr(socket, "TCP_USER_TIMEOUT", None), 1000 * _SILENT_S),
     ):
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
