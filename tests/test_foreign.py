@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from invoke import qdraft
 from rich.console import Group
@@ -85,7 +86,7 @@ def test_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("qdraft.x", "qdraft.llama.cpp.y"):
         LogToTalk().emit(logging.LogRecord(name, 30, "", 0, "%s", (HOSTILE,), None))
     with ProgressBars() as bars:
-        bars.report(HOSTILE, 1, 2)
+        bars.report(f"{HOSTILE}\n", 1, 2)
     talk_console().print(HOSTILE)
     shown = capsys.readouterr().err
     assert len(shown.splitlines()) == 5
@@ -128,7 +129,7 @@ def test_tables_and_pages(tmp_path: Path) -> None:
     bars = BarChart(name, name, name, (name,), {name: (1.0,), "two": (2.0,)})
     curve = Line(name, (1.0, 2.0), (1.0, 2.0), names=(name, "b"))
     lines = LineChart(name, name, name, (curve, curve), (1.5, name))
-    texts = [out.getvalue(), as_csv([sheet]), as_markdown([sheet])]
+    texts = [out.getvalue(), as_csv([sheet]), as_markdown([sheet], [HOSTILE])]
     texts += [draw(chart) for draw in (draw_text, draw_svg) for chart in (bars, lines)]
     page = tmp_path / "page.html"
     save_page(page, HOSTILE, [sheet], [], [HOSTILE], {"file": HOSTILE})
@@ -146,6 +147,8 @@ def hostile_file(path: Path) -> Path:
     writer.add_tokenizer_model(HOSTILE)
     writer.add_token_list(["a", HOSTILE])
     writer.add_chat_template(f"{{# {HOSTILE} #}}")
+    writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((32, 32), dtype=np.float32))
     writer.add_description("d" * 10**6)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -42,7 +42,7 @@ def show_study(view: StudyView, output: StudyOutputOptions) -> None:
     elif output.form == "csv":
         sys.stdout.write(as_csv(view.sheets))
     elif output.form == "md":
-        print(as_markdown(view.sheets) + "\n".join(f"{sentence}\n" for sentence in sentences))
+        print(as_markdown(view.sheets, sentences))
     else:
         _print_tables(view, with_charts=not output.no_plot)
     sys.stdout.flush()

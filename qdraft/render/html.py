@@ -13,6 +13,7 @@ from typing import Any
 from qdraft.paths import new_file
 from qdraft.render.charts import draw_svg
 from qdraft.render.foreign import dump_json, one_line
+from qdraft.render.layout import LONGEST_SENTENCE
 from qdraft.render.tables import Sheet, format_entry
 from qdraft.study.chart_data import Chart
 
@@ -68,7 +69,7 @@ def save_page(
 
 
 def _text(text: str) -> str:
-    return escape(one_line(text, 4000))
+    return escape(one_line(text, LONGEST_SENTENCE))
 
 
 def _table(sheet: Sheet) -> str:

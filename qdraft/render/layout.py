@@ -12,7 +12,7 @@ from qdraft.render.foreign import one_line
 
 _LABEL = 9  # columns
 _WIDTH = 79
-_LONGEST_SENTENCE = 4000  # characters, room for two paths
+LONGEST_SENTENCE = 4000  # characters, room for two paths
 
 
 def line(label: str, *parts: str) -> Text:
@@ -24,7 +24,7 @@ def line(label: str, *parts: str) -> Text:
 
 def wrapped(label: str, sentence: str) -> list[Text]:
     """A sentence under one label, on lines of at most 79 columns."""
-    shown = one_line(" ".join(sentence.split()), _LONGEST_SENTENCE)
+    shown = one_line(" ".join(sentence.split()), LONGEST_SENTENCE)
     first, *rest = textwrap.wrap(shown, _WIDTH - _LABEL) or [""]
     return [line(label, first), *(line("", more) for more in rest)]
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from qdraft.llama.quantize import Quantized
 from qdraft.render.console import talk_console
+from qdraft.render.foreign import one_line
 
 
 class _Rate(ProgressColumn):
@@ -57,10 +58,11 @@ class ProgressBars:
 
     def report(self, what: str, done: float, of: float) -> None:
         """Show how far something is: a ``qdraft.llama.progress.Progress``."""
+        what = one_line(what)
         if what not in self._tasks:
             is_line = not (self._quiet or self._console.is_terminal)
             if is_line and not what.startswith(("loading ", "decoding ")):
-                self._console.print(what)
+                self._console.print(what, soft_wrap=True)
             self._tasks[what] = self._progress.add_task(what, total=of)
         self._progress.update(self._tasks[what], completed=done, visible=done < of)
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from qdraft.render.foreign import one_line
-from qdraft.render.layout import PlainTable
+from qdraft.render.layout import LONGEST_SENTENCE, PlainTable
 
 Entry = str | int | float | None
 
@@ -85,8 +85,8 @@ def _safe_cell(entry: Entry) -> Entry:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def as_markdown(sheets: Sequence[Sheet]) -> str:
-    """Markdown tables, each under its title."""
+def as_markdown(sheets: Sequence[Sheet], sentences: Sequence[str] = ()) -> str:
+    """Markdown tables, each under its title, and a paragraph for each sentence."""
     out: list[str] = []
     for sheet in map(Sheet.used, sheets):
         if sheet.title:
@@ -96,6 +96,8 @@ def as_markdown(sheets: Sequence[Sheet]) -> str:
         for texts in (map(one_line, sheet.columns), rule, *body):
             out.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
         out.append("")
+    for sentence in sentences:
+        out += [one_line(sentence, LONGEST_SENTENCE), ""]
     return "\n".join(out)
 
 
