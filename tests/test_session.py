@@ -62,9 +62,9 @@ class CountedTokens:
             monkeypatch.setattr(context, "decode", self._counting(i, context.decode))
 
     def _counting(self, i: int, decode: object) -> object:
-        def counting(id: int, start: int, tokens: Sequence[int], logits: int) -> None:
+        def counting(id: int, start: int, tokens: Sequence[int], *more: object) -> None:
             self.n[i] += len(tokens)
-            decode(id, start, tokens, logits)  # type: ignore[operator]
+            decode(id, start, tokens, *more)  # type: ignore[operator]
 
         return counting
 
