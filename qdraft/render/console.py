@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -126,6 +127,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) or value is None else str(value)
 
 
+def _meet(first: IO[str], second: IO[str]) -> bool:
+    """Tell whether two streams go to one terminal, or to one file or pipe."""
+    if first.isatty() and second.isatty():
+        return True
+    try:
+        return os.path.sameopenfile(first.fileno(), second.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor
+        return False
+
+
 class TextStream:
     """Writes the text to stdout token by token; ``color`` styles tokens by where they came from.
 
@@ -144,7 +155,7 @@ class TextStream:
     def write(self, chunk: Chunk) -> None:
         if not chunk.text:
             return
-        if self._console.file.isatty() and sys.stderr.isatty():
+        if _meet(self._console.file, sys.stderr):
             for handler in LogToTalk.active():  # a line would stand in the middle of the text
                 handler.hold()
         text = self._filtered(chunk.text)
