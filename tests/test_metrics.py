@@ -107,6 +107,16 @@ def test_a_schedule_that_does_not_draft_says_why() -> None:
     assert summarize(alone).conclusion is None  # nothing was to be drafted
 
 
+def test_a_text_that_always_drafts_is_compared_with_what_loading_has_measured() -> None:
+    costs = CostTable()
+    costs.start(Costs({"model": 0.25}, {8: 1.7}, 1.0))
+    rounds = [PROMPT, *[make(2, 2, draft_s=0.5, verify_s=1.0)] * 20]
+    summary = summarize(rounds, None, costs, "model")
+    assert summary.speedup == pytest.approx(2.0)
+    assert summary.target_tokens_per_second == pytest.approx(1.0)
+    assert summarize(rounds, None, None, "model").speedup is None
+
+
 def test_too_short_to_compare() -> None:
     few = [PROMPT, make(0, 0), *[make(2, 0, draft_s=9.0)] * 3]
     too_short = "this text is too short to compare with the target alone"

@@ -175,9 +175,14 @@ def test_auto_drafts_what_pays_and_keeps_what_it_learned(smollm2: tuple[Path, Pa
         assert text.summary.conclusion
         learned = opened.learned.costs.medians(CONSTANTS.n_to_keep)
     with Pair(spec, learning=Learning.stored) as again:
-        assert again.learned.costs.medians() == learned
+        # What loading has measured comes first, all else is that of the earlier run.
+        known = again.learned.costs.medians()
+        assert {n: known.v[n] for n in learned.v if n != 8} == {
+            n: v for n, v in learned.v.items() if n != 8
+        }
     with Pair(spec) as fresh:
-        assert not fresh.learned.costs.complete
+        assert fresh.learned.costs.complete
+        assert list(fresh.learned.costs.medians().v) == [8]
 
 
 def test_stop_string(pair: Pair) -> None:

@@ -162,8 +162,9 @@ def _speeds(later: Sequence[Round], costs: CostTable | None) -> _Speeds:
     n_tokens = sum(r.n_emitted for r in later)
     target_s = target_seconds(later)
     alone = ratio(len(plain), sum(settled(r) for r in plain))
-    if costs and costs.over_a_link and costs.target_s:
-        # The first decode of each width sets up buffers there: the table leaves it out.
+    if costs and costs.target_s and (costs.over_a_link or not plain):
+        # Over a link the first decode of each width sets up buffers: the table leaves it out. And
+        # where every round drafts, the table knows the target alone from loading or other texts.
         target_s, alone = costs.target_s, 1 / costs.target_s
     ours = ratio(n_tokens, sum(r.times.draft_s + settled(r) for r in later))
     return _Speeds(

@@ -31,6 +31,7 @@ from qdraft.placement.plan import ALPHA
 from qdraft.placement.residency import find_residency
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.draft_limits import describe_limits
+from qdraft.session.first_costs import measure_first_costs
 from qdraft.session.generation import Generation
 from qdraft.session.held_weights import HeldWeights
 from qdraft.session.learning import Learning, MakeLearning
@@ -126,6 +127,7 @@ class Pair:
             )
             self.placed = self.contexts.map(lambda context: context.placed)
             self._learning = learning(self.spec, self.placed, self.kv)
+            self._measure_first_costs()
             self.threads = self._watch_threads()
         except BaseException:
             self.close()
@@ -174,12 +176,23 @@ class Pair:
         self._resources.callback(context.close)
         return context
 
+    def _measure_first_costs(self) -> None:
+        """Let the policy know what drafts cost before the first round."""
+        if self.contexts.draft is None:
+            return
+        with self.sequences() as sequences:
+            assert sequences.draft
+            costs = measure_first_costs(sequences.target, sequences.draft, KINDS["model"].source)
+        if costs:
+            self.learned.costs.start(costs)
+
     def _watch_threads(self) -> Threads:
         # Fewer threads help only if the CPU computes. The delays of a link look like contention.
         placed, costs = self.placed.target, self.learned.costs
         on_cpu = placed.n_offloaded < len(placed.layers) and not costs.over_a_link
         streams = self.held is not None  # and so do those of a disk
-        return Threads(tuple(self.contexts), costs.target_s, watched=on_cpu and not streams)
+        target_s = costs.medians().target_s
+        return Threads(tuple(self.contexts), target_s, watched=on_cpu and not streams)
 
     def _make_wide_context(self, model: LlamaModel, spec: ModelSpec) -> LlamaContext:
         """Make the context of a target that does not fit, so that a prompt takes few passes.

@@ -309,6 +309,8 @@ class CostTable:
     def medians(self, n_least: int = 1) -> Costs:
         """What is known: c by source, v by number of rows, and the seconds of a target token.
 
+        Those seconds are the last ones, or of earlier runs if this one has not timed a token.
+
         A ratio that was measured fewer than ``n_least`` times keeps the value of earlier runs, or
         is left out.
         """
