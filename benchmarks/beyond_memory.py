@@ -1,5 +1,8 @@
 """A target that does not fit in memory: qdraft at its defaults, the target alone, and llama.cpp.
 
+llama.cpp is its tool llama-speculative-simple of the version that qdraft runs on, and the newest
+that installs as a wheel, at temperature 1 also with its rejection by p/q.
+
 Every text runs in a process of its own, inside a memory cgroup that is smaller than the target and
 larger than the draft, with files that are not in memory yet. The contenders take turns on each
 prompt, with the same files, threads and number of tokens. Speed is tokens after the first one over
@@ -14,37 +17,46 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+from figures import NEWEST, NEWEST_ALONE
 from gguf import GGUFReader, GGUFWriter
+from newest_rival import WHEEL, Drafting, Newest, NoWheel, draftings, interpreter
 from real_model import real_model
 from rig import rig
 from rivals import Run, Setting, run_simple
 
 from qdraft.host import default_threads
+from qdraft.llama.held_pages import HeldPages, Stretch
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
+from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.paths import cache_dir, new_file
+from qdraft.session.prompt import encode_prompt
 from qdraft.session.store import describe_machine
 from qdraft.study.prompts import TASK_KINDS
 
 ALONE, OWN_ALONE = "target alone, mapped", "target alone, qdraft"
 OURS, FIRST, USELESS = "qdraft", "qdraft, first run", "qdraft, useless draft"
-N_MAX = (3, 8, 16, 32)
+N_MAX, NEWEST_N_MAX = (3, 8, 16, 32), (3, 16)
 WANTED = {
     "t0_vs_target": ">= 8",
     "t0_vs_best": ">= 1.1",
     "t1_vs_target": ">= 4.5",
     "t1_vs_best": ">= 1.5",
+    "t0_vs_newest": ">= 1.1",
+    "t1_vs_newest": ">= 1.5",
     "first_run": ">= 0.85",
     "draft_c": "<= 0.08",
     "never_slower": ">= 0.95",
@@ -137,6 +149,43 @@ def useless_draft(draft: Path) -> Iterator[Path]:
     yield path
 
 
+@contextmanager
+def held(draft: Path, enter: Callable[[], None]) -> Iterator[None]:
+    """Lock a file's pages while a rival runs that maps it; they count in the group that is entered.
+
+    Where llama.cpp repacks weights, its draft is in memory of its own and nothing is locked.
+    """
+    if extra_buffers_are_safe():
+        yield
+        return
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=hold, args=(draft, enter, here, there))
+    process.start()
+    there.close()
+    try:
+        refusal = here.recv()
+        if refusal:
+            say(f"the draft of llama.cpp is not locked in memory: {refusal}")
+        yield
+    finally:
+        here.close()
+        process.join()
+
+
+def hold(draft: Path, enter: Callable[[], None], far: Connection, pipe: Connection) -> None:
+    """Lock a file's pages, send the system's refusal or "", and wait until ``far`` is closed."""
+    far.close()  # this process's copy of it
+    enter()
+    n_bytes = draft.stat().st_size
+    pages = HeldPages([Stretch(draft, 0, n_bytes)])
+    pages.hold(n_bytes)
+    pipe.send(pages.refusal)
+    with suppress(EOFError):
+        pipe.recv()
+    pages.close()
+
+
 class Bench:
     """The files, the limit, and the texts that were written so far."""
 
@@ -144,6 +193,7 @@ class Bench:
         self.target, self.draft, self.n_predict = target, draft, n_predict
         self.group = MemoryGroup(limit)
         self.texts: list[Text] = []
+        self.newest = False  # measure the newest llama.cpp too
         self._model = LlamaModel(draft, EngineParams(devices=("none",)), dry=True)  # its template
         self._cache = Path(tempfile.mkdtemp(prefix="qdraft-bench-"))
 
@@ -187,17 +237,37 @@ class Bench:
         """Run llama.cpp's tool, with its draft locked in memory as far as the system allows."""
         text = self._model.vocab.render_chat([{"role": "user", "content": prompt}])
         setting = Setting(n_max, 0.0)
-        run = run_simple(
-            self.target,
-            self.draft,
-            text,
-            self.n_predict,
-            temperature,
-            7,
-            setting=setting,
-            enter=self.group.enter,
-        )
+        with held(self.draft, self.group.enter):
+            run = run_simple(
+                self.target,
+                self.draft,
+                text,
+                self.n_predict,
+                temperature,
+                7,
+                setting=setting,
+                enter=self.group.enter,
+            )
         return run, None
+
+    def newest_alone(self, prompt: str, temperature: float) -> tuple[Run, None]:
+        """Run the newest llama.cpp without a draft."""
+        return self._write(Newest(self.target, enter=self.group.enter), prompt, temperature)
+
+    def newest_drafts(
+        self, prompt: str, temperature: float, drafting: Drafting
+    ) -> tuple[Run, None]:
+        """Run the newest llama.cpp, its draft locked as in ``theirs``."""
+        with held(self.draft, self.group.enter):
+            server = Newest(self.target, self.draft, drafting, enter=self.group.enter)
+            return self._write(server, prompt, temperature)
+
+    def _write(self, server: Newest, prompt: str, temperature: float) -> tuple[Run, None]:
+        tokens = encode_prompt(self._model.vocab, prompt)
+        try:
+            return server.run(tokens, self.n_predict, temperature, 7), None
+        finally:
+            server.close()
 
     def measure(
         self,
@@ -233,6 +303,11 @@ class Bench:
                     OURS: ours,
                     **{f"llama.cpp, n_max {n}": partial(self.theirs, n_max=n) for n in N_MAX},
                 }
+                if self.newest:
+                    contenders[NEWEST_ALONE] = self.newest_alone
+                    for drafting in draftings(NEWEST_N_MAX, temperature):
+                        run = partial(self.newest_drafts, drafting=drafting)
+                        contenders[f"{NEWEST}, {drafting}"] = run
                 if not number and not temperature:
                     contenders[USELESS] = partial(self.ours, draft=useless)
                 names = list(contenders)
@@ -250,12 +325,18 @@ def speed(texts: Sequence[Text], contender: str, temperature: float) -> float:
 def find_bars(texts: Sequence[Text]) -> dict[str, float]:
     """The figures that ``WANTED`` names."""
     figures: dict[str, float] = {}
-    rivals = sorted({t.contender for t in texts if t.contender.startswith("llama.cpp")})
     for temperature in (0.0, 1.0):
         ours = speed(texts, OURS, temperature)
-        best = max(speed(texts, name, temperature) for name in rivals)
         figures[f"t{temperature:g}_vs_target"] = ours / speed(texts, ALONE, temperature)
-        figures[f"t{temperature:g}_vs_best"] = ours / best
+        for bar, family in (("best", "llama.cpp"), ("newest", NEWEST)):
+            rivals = {
+                t.contender
+                for t in texts
+                if t.contender.startswith(family) and t.temperature == temperature
+            } - {NEWEST_ALONE}
+            if rivals:
+                best = max(speed(texts, name, temperature) for name in rivals)
+                figures[f"t{temperature:g}_vs_{bar}"] = ours / best
     figures["first_run"] = speed(texts, FIRST, 0.0) / speed(texts, OURS, 0.0)
     costs = [t.c for t in texts if t.contender == OURS and t.c is not None]
     figures["draft_c"] = max(costs)
@@ -305,6 +386,11 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"skipped: cgroups cannot be written here ({error})")
     try:
+        interpreter()
+        bench.newest = True
+    except NoWheel as error:
+        say(f"without {WHEEL}: {error}")
+    try:
         with useless_draft(draft) as useless:
             bench.run(prompts, (0.0, 1.0), useless)
     finally:
@@ -314,6 +400,7 @@ def main() -> None:
         "machine": {**describe_machine(), "threads": default_threads()},
         "target": {"name": target.name, "n_bytes": target.stat().st_size},
         "draft": {"name": draft.name, "n_bytes": draft.stat().st_size},
+        "newest": WHEEL if bench.newest else None,
         "limit": limit,
         "n_predict": args.n_predict,
         "bars": figures,

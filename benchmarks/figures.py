@@ -18,6 +18,8 @@ ALONE, OURS, SIMPLE, TUNED = (
     "llama-speculative-simple",
     "llama-server, tuned",
 )
+NEWEST = "newest llama.cpp"
+NEWEST_ALONE = f"{NEWEST}, target alone"
 WANTED = {
     "t0_q4km_vs_llamacpp": ">= 1.25",
     "t0_q4km_vs_tuned": ">= 1.15",
@@ -25,6 +27,7 @@ WANTED = {
     "t0_q2k_vs_tuned": ">= 1.2",
     "t1_q4km_vs_llamacpp": ">= 1.9",
     "t1_q4km_vs_tuned": ">= 1.4",
+    "t1_q4km_vs_newest": ">= 1.4",
     "t1_over_t0": ">= 0.95",
     "t0_q4km_vs_target": ">= 1.4",
     "t0_q2k_vs_target": ">= 1.2",
@@ -95,6 +98,9 @@ def bars(rows: Rows, firsts: Sequence[tuple[str, float]]) -> dict[str, float]:
         "t0_q4km_vs_target": against(Q4, 0, ALONE),
         "t0_q2k_vs_target": against(Q2, 0, ALONE),
     }
+    newest = {r["contender"] for r in rows if r["contender"].startswith(NEWEST)} - {NEWEST_ALONE}
+    if newest:  # against its best setting, in t/s
+        figures["t1_q4km_vs_newest"] = min(against(Q4, 1, name) for name in newest)
     times = {name: median(s for n, s in firsts if n == name) for name in (OURS, ALONE)}
     figures["ttft_vs_target"] = times[OURS] / times[ALONE]
     figures["worst_vs_target"] = min(
@@ -162,6 +168,7 @@ def page(report: dict[str, Any]) -> str:
             "This is the last full run of `python benchmarks/versus.py --json FILE --page FILE`, "
             "which writes this page."
         ),
+        _paragraph(_rivals(report.get("newest"))),
         _machine(report["machine"]),
         _paragraph(
             "Pairs: the large rig (`benchmarks/rig.py`) in F16 with a Q4_K_M draft, and with a "
@@ -219,6 +226,22 @@ def _machine(machine: dict[str, Any]) -> str:
         f"{machine['load']} before the run, {machine['date']}. {machine['library']} {repacked} "
         f"repacked weights{crash}. {machine['n_predict']} tokens per text, four times as many for "
         "the small model."
+    )
+
+
+def _rivals(newest: str | None) -> str:
+    measured = (
+        "qdraft is measured against the target alone and against llama-speculative-simple and "
+        "llama-server, llama.cpp's own tools, built from the source that the installed "
+        "llama-cpp-python was built from. "
+    )
+    if not newest:
+        return f"{measured}The newest llama.cpp that installs as a wheel was not measured."
+    return (
+        f"{measured}*{NEWEST}* is {newest}, the newest that installs as a wheel: its in-process "
+        "server, with sample-and-match and, at temperature 1, also with its probabilistic drafts "
+        "(p/q: rejection sampling). Its wheel is built for many CPUs, so its target alone is a "
+        "contender too."
     )
 
 

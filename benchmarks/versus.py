@@ -1,4 +1,4 @@
-"""qdraft against the target alone and against llama.cpp's speculative tools, in one run.
+"""qdraft against the target alone, llama.cpp's speculative tools and its newest wheel, in one run.
 
 All contenders use the same files, prompts, threads and number of tokens. They take turns on each
 prompt in changing order, every text has caches of its own, and end-of-generation tokens are banned.
@@ -20,7 +20,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from figures import ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, page, table
+from figures import ALONE, NEWEST, NEWEST_ALONE, OURS, Q2, Q4, SIMPLE, TUNED, bars, page, table
+from newest_rival import WHEEL, Newest, NoWheel, draftings, interpreter
 from rig import rig
 from rivals import N_CTX, Run, Server, Setting, run_simple
 from tasks import LONG, TUNING
@@ -80,13 +81,14 @@ class Bench:
         ends = [t for t in range(self.vocab.n_tokens) if self.vocab.is_end(t)]
         self._endless = dict.fromkeys(ends, -float("inf"))
         self._servers: dict[str, Server] = {}
+        self._newest: dict[str, Newest] = {}
         self.tuned: dict[float, Setting] = {}
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in self._servers.values():
+        for server in (*self._servers.values(), *self._newest.values()):
             server.close()
         self._stack.close()
 
@@ -138,6 +140,12 @@ class Bench:
             if str(best) not in self._servers:
                 self._servers[str(best)] = Server(*self._files, best)
 
+    def start_newest(self) -> None:
+        """Load the files into processes of the newest llama.cpp, one for each way to draft."""
+        self._newest[NEWEST_ALONE] = Newest(self._files[0])
+        for drafting in draftings((3,) if self.args.quick else (1, 3), 1):
+            self._newest[f"{NEWEST}, {drafting}"] = Newest(*self._files, drafting)
+
     def encode(self, prompt: str) -> list[int]:
         return encode_prompt(self.vocab, prompt)
 
@@ -146,7 +154,8 @@ class Bench:
         ablate = not self.args.quick and temperature in (0, 1)
 
         def server(name: str) -> Callable[[str, int], Run]:
-            return lambda p, seed: self._servers[name].run(self.encode(p), n, temperature, seed)
+            by_name = {**self._servers, **self._newest}
+            return lambda p, seed: by_name[name].run(self.encode(p), n, temperature, seed)
 
         def ours(pair: Pair, params: DecodeParams) -> Callable[[str, int], Run]:
             def run(prompt: str, seed: int) -> Run:
@@ -170,6 +179,10 @@ class Bench:
             if ablate:
                 contenders[SERVER] = server(SERVER)
                 contenders["llama-server, target alone"] = server(ALONE)
+        if ablate or temperature == 1:
+            contenders |= {
+                name: server(name) for name in self._newest if temperature or "p/q" not in name
+            }
         if ablate and self._servers:
             for name, params in WITHOUT.items():
                 if temperature or "token" not in name:
@@ -225,6 +238,16 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+def newest_wheel() -> str | None:
+    """The newest llama.cpp that is measured; None, and a line that says why, if it cannot be."""
+    try:
+        interpreter()
+    except NoWheel as error:
+        say(f"without {WHEEL}: {error}")
+        return None
+    return WHEEL
+
+
 def inside(pair: Pair) -> float:
     """Seconds spent in llama_decode and in the KV copy so far."""
     return sum(context.decode_s + context.copy_s for context in pair.contexts)
@@ -248,6 +271,7 @@ def main() -> None:
     texts: list[Text] = []
     firsts: list[tuple[str, float]] = []
     costs, tuned = {}, {}
+    newest = newest_wheel()
     small = materialize(load().find("smollm2"), threads=default_threads())
     pairs = {Q4: "Q4_K_M", Q2: "Q2_K-im", "smollm2": ""}
     for name, draft in pairs.items():
@@ -257,6 +281,8 @@ def main() -> None:
             bench.warm_up()
             if draft:
                 bench.tune()
+                if newest and (draft == "Q4_K_M" or not args.quick):
+                    bench.start_newest()
                 tuned[name] = {f"T {t:g}": str(setting) for t, setting in bench.tuned.items()}
             else:
                 args.n_predict *= 4  # it is so fast that short texts measure nothing
@@ -271,6 +297,7 @@ def main() -> None:
     report = {
         "machine": {**machine, "load_after": describe_machine()["load"]},
         "bars": bars(rows, firsts),
+        "newest": newest,
         "tuned": tuned,
         "costs": costs,
         "first_tokens": firsts,
