@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -11,10 +12,18 @@ import pytest
 
 from qdraft.llama.native import limit_spinning
 from qdraft.pairs import registry
+from qdraft.pairs.lock import locked
 from qdraft.pairs.packages import materialize
 
 # Some tests load llama.cpp themselves, before the product does.
 limit_spinning()
+
+# Each of several processes that run the tests gets a core of its own, also for its children: then
+# two threads of one never wait for those of another.
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if _worker and hasattr(os, "sched_setaffinity"):
+    _cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -50,8 +59,25 @@ def source_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(cache: Path, source_file: Path) -> tuple[Path, Path]:
-    """Target (F16) and draft (Q2_K) of the default pair, built as a user's first run does."""
-    target, draft = materialize(registry.load().find("smollm2"), threads=2)
+def smollm2(
+    cache: Path, source_file: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> tuple[Path, Path]:
+    """Target (F16) and draft (Q2_K) of the default pair, built as a user's first run does.
+
+    One of the processes that run the tests builds them; each has links to them in its own cache.
+    """
+    entry = registry.load().find("smollm2")
+    if worker_id != "master":
+        shared = tmp_path_factory.getbasetemp().parent / "shared"
+        shared.mkdir(exist_ok=True)
+        with locked(shared / "models", wait_s=300), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QDRAFT_CACHE_DIR", str(shared))
+            built = materialize(entry, threads=2)
+        for path in built:
+            assert path is not None
+            link = cache / path.relative_to(shared)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
+    target, draft = materialize(entry, threads=2)
     assert draft is not None
     return target, draft

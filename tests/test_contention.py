@@ -176,6 +176,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pair], None]:
             decode(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(pair.contexts.target, "decode", slow)
+        pair.threads = Threads(tuple(pair.contexts))  # loading was timed on another clock
 
     return stall
 

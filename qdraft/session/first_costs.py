@@ -67,7 +67,7 @@ def _try(
     started = clock()
     for n_done in range(1, _N_TRIALS + 1):
         alone_s = seconds(target, [0])
-        wide_s = seconds(target, list(range(1, n_wide + 1)))
+        wide_s = seconds(target, [i % target.vocab.n_tokens for i in range(n_wide)])
         yield _Trial(alone_s, wide_s, seconds(draft, [0]), seconds(draft, [1]))
         for sequence in (target, draft):
             sequence.truncate(0)
