@@ -222,7 +222,8 @@ def test_the_part_that_is_held_is_found(window: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(held_weights, "free_memory", lambda: machine.room)
     monkeypatch.setattr(held_weights, "stretches_to_hold", lambda target: [])
     monkeypatch.setattr(held_weights, "HeldPages", lambda stretches: Pages(machine))
-    weights = HeldWeights(ModelSpec(Path("t"), EngineParams()), machine.contexts)  # type: ignore[arg-type]
+    target = ModelSpec(Path("t"), EngineParams())
+    weights = HeldWeights(target, machine.contexts, machine.draft)  # type: ignore[arg-type]
     for _ in range(20):
         machine.run_round()
         weights.observe()

@@ -10,8 +10,9 @@ from statistics import median
 from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.model import Costs
 
-# Rows of the wide decode. Wide enough to show whether v is flat, cheap enough where it is steep.
-_WIDE = 8
+# Rows of the wide decode: enough to show whether v is flat, cheap enough where it is steep. For
+# a target that streams, whose v is flat, wide enough for long drafts from the first round on.
+_WIDE, _WIDE_STREAMED = 8, 32
 # Trials at most, and the seconds after which no further one begins. The first trial brings weights
 # and buffers into memory, so it counts only if it alone takes longer than a second one is worth.
 # Not measured: chosen so that loading a model that fits in memory hardly takes longer.
@@ -33,15 +34,22 @@ class _Trial:
 
 
 def measure_first_costs(
-    target: TokenSequence, draft: TokenSequence, source: str, clock: Clock = time.perf_counter
+    target: TokenSequence,
+    draft: TokenSequence,
+    source: str,
+    clock: Clock = time.perf_counter,
+    *,
+    streams: bool = False,
 ) -> Costs | None:
     """Decode a few tokens with both models; return c of ``source``, one v, and a restart.
+
+    ``streams`` says that each pass over the target reads a part of it from the disk.
 
     Both sequences are empty, and empty again afterwards. The first draft row comes after decodes of
     the target, which may have thrown the draft's weights out of memory: it shows what a restart
     costs. Returns None if a context is too small for it.
     """
-    n_wide = min(_WIDE, target.n_ctx - 2)
+    n_wide = min(_WIDE_STREAMED if streams else _WIDE, target.n_ctx - 2)
     if n_wide < 2 or draft.n_ctx < 3:
         return None
     trials = list(_try(target, draft, n_wide, clock))

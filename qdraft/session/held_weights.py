@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 # Of the memory that is free once both models are loaded: what is held at first, each step of the
 # search, and the most that is ever held, because what streams needs room to be read ahead.
-_FIRST, _STEP, _MOST = 0.5, 0.1, 0.9
+_FIRST, _STEP, _MOST = 0.6, 0.1, 0.9
 # A step pays off if a pass reads less by this share of it.
 _PAYS_OFF = 0.25
-# A draft whose passes read more than this share of a step is being pushed out of memory.
-_DRAFT_READS = 0.02
+# A draft that reads more than this share of its weights in a round is being pushed out of memory.
+_DRAFT_READS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,10 @@ class HeldWeights:
     while the target's passes read less and the draft's read nothing.
     """
 
-    def __init__(self, target: ModelSpec, contexts: Both[LlamaContext]) -> None:
+    def __init__(self, target: ModelSpec, contexts: Both[LlamaContext], n_draft_bytes: int) -> None:
+        """``n_draft_bytes`` is the size of the draft's weights, 0 without a draft."""
         self._contexts = contexts
+        self._most_draft_reads = _DRAFT_READS * n_draft_bytes
         self._pages = HeldPages(stretches_to_hold(target) if can_hold() else [])
         free = free_memory()
         self._step, self._most = int(_STEP * free), int(_MOST * free)
@@ -64,7 +66,7 @@ class HeldWeights:
         """Look at what the last round read, and hold more or less."""
         now, before = self._count(), self._last
         self._last = now
-        if now.draft - before.draft > _DRAFT_READS * self._step:
+        if now.draft - before.draft > self._most_draft_reads:
             self._step_back()
         elif n := now.n_decodes - before.n_decodes:
             self._weigh((now.target - before.target) / n)

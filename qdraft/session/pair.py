@@ -182,7 +182,12 @@ class Pair:
             return
         with self.sequences() as sequences:
             assert sequences.draft
-            costs = measure_first_costs(sequences.target, sequences.draft, KINDS["model"].source)
+            costs = measure_first_costs(
+                sequences.target,
+                sequences.draft,
+                KINDS["model"].source,
+                streams=bool(self.residency.n_streamed),
+            )
         if costs:
             self.learned.costs.start(costs)
 
@@ -217,7 +222,7 @@ class Pair:
         """Keep a part of the target's mapped weights in memory if they do not fit."""
         target = self.spec.models.target
         if self.residency.n_streamed and target.params.load_mode == "auto":
-            self.held = HeldWeights(target, self.contexts)
+            self.held = HeldWeights(target, self.contexts, self.residency.draft)
             self._resources.callback(self.held.close)
 
     def _warn(self, target: Facts) -> None:
