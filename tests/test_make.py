@@ -27,7 +27,7 @@ from qdraft.gguf.facts import read_facts
 from qdraft.llama.progress import no_progress
 from qdraft.llama.quantize import QuantizePreview, Recipe, preview, quantize
 from qdraft.making import job as job_module
-from qdraft.making.calibration import write_texts
+from qdraft.making.calibration import built_in_text, write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
 from qdraft.making.job import DraftJob, path_beside
 from qdraft.making.overlap import Overlap, measure_overlap
@@ -249,10 +249,19 @@ class TestCommand:
         path.symlink_to(source_file)
         return path
 
-    def test_a_draft_is_made_measured_and_registered(self, target: Path) -> None:
-        done = invoke(
-            "make", str(target), "--type", "q4_0", "--written", "32", "--measure", "60", "--json"
-        )
+    @pytest.fixture
+    def calibration(self, tmp_path: Path) -> tuple[str, str]:
+        """The option for a part of the built-in text, so that the matrix takes seconds."""
+        path = tmp_path / "calibration" / "part.txt"
+        path.parent.mkdir()
+        path.write_text(built_in_text()[:6000], encoding="utf-8")
+        return "--calibration", str(path)
+
+    def test_a_draft_is_made_measured_and_registered(
+        self, target: Path, calibration: tuple[str, str]
+    ) -> None:
+        args = ("--type", "q4_0", "--written", "32", "--measure", "60", "--json")
+        done = invoke("make", str(target), *args, *calibration)
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
         jsonschema.validate(outcome, schema("make"))
@@ -287,11 +296,12 @@ class TestCommand:
         ],
     )
     def test_an_interrupt_leaves_no_partial_file(
-        self, target: Path, stage: str, number: signal.Signals
+        self, target: Path, calibration: tuple[str, str], stage: str, number: signal.Signals
     ) -> None:
         """What is whole stays: the matrix, when it is the quantization that is interrupted."""
         before = set(target.parent.iterdir())
         args = ("make", str(target), "--type", "Q4_0", "--written", "16", "--measure", "0")
+        args = (*args, *calibration)
         child = subprocess.Popen(
             [sys.executable, "-m", "qdraft", *args],
             stdin=subprocess.DEVNULL,
