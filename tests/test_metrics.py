@@ -104,6 +104,10 @@ def test_a_schedule_that_does_not_draft_says_why() -> None:
     conclusion = summarize(tried, None, costs, "model").conclusion
     assert conclusion is not None
     assert conclusion.endswith("pays off from alpha 0.62, here it is 0.00")
+    # One lucky draft is above that rate, and no reason.
+    lucky = summarize([*alone, make(2, 2, draft_s=0.5, verify_s=1.5)], None, costs, "model")
+    assert lucky.conclusion is not None
+    assert lucky.conclusion.endswith("pays off from alpha 0.62")
     assert summarize(alone).conclusion is None  # nothing was to be drafted
 
 

@@ -276,7 +276,8 @@ def _what_would(alpha: float | None, c: float, v: dict[int, float]) -> str:
     if reachable:
         best = min(reachable)
         width = reachable[best]
-        here = "" if alpha is None else f", here it is {alpha:.2f}"
+        # A rate from a few tokens may be above it by chance: then it explains nothing.
+        here = f", here it is {alpha:.2f}" if alpha is not None and alpha < best else ""
         return (
             f"{costs}, {width} rows cost {v[width]:.2f}; "
             f"n_draft {width - 1} pays off from alpha {best:.2f}{here}"
