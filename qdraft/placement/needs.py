@@ -17,7 +17,7 @@ from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
 from qdraft.placement.choose import Needs
 
 _MIB = 2**20
-_LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER_NAME = re.compile(r"blk\.(\d+)\.")
 
 
 def measure_needs(path: Path, params: EngineParams) -> Needs:
@@ -48,7 +48,7 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     if on_cpu:
         kv = [0] * n
     per_token = max(0.0, (of_other - compute) / (_another(n_ctx) - n_ctx))
-    tied = _is_tied(headers)
+    tied = is_tied(headers)
     return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, tied, on_cpu)
 
 
@@ -72,7 +72,7 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
     shares.setdefault(CPU, Share())
     kv = _kv_shares(headers[0], len(weights) - 1)
     for i, device in enumerate(placed.layers):
-        is_counted = device == CPU and i == len(weights) - 1 and _is_tied(headers)
+        is_counted = device == CPU and i == len(weights) - 1 and is_tied(headers)
         share = shares[device]
         shares[device] = replace(share, weights=share.weights + (0 if is_counted else weights[i]))
         holder = device if params.kv_offload else CPU
@@ -91,13 +91,13 @@ def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:
     output = rest = 0
     for tensor in (tensor for header in headers for tensor in header.tensors):
         size = tensor.n_bytes or 0
-        if match := _LAYER.match(tensor.name):
+        if match := LAYER_NAME.match(tensor.name):
             layers[int(match[1])] = layers.get(int(match[1]), 0) + size
         elif tensor.name.startswith("output"):
             output += size
         else:
             rest += size
-        if tensor.name == "token_embd.weight" and _is_tied(headers):
+        if tensor.name == "token_embd.weight" and is_tied(headers):
             output += size
     return [*(layers.get(i, 0) for i in range(max(layers, default=-1) + 1)), output], rest
 
@@ -110,7 +110,7 @@ def span_of(path: Path, placed: Placed, device: str) -> int:
         places = [
             (tensor.offset, tensor.offset + (tensor.n_bytes or 0))
             for tensor in header.tensors
-            if _is_used(tensor.name, placed, device, tied=_is_tied(headers))
+            if _is_used(tensor.name, placed, device, tied=is_tied(headers))
         ]
         total += max((end for _, end in places), default=0)
         total -= min((start for start, _ in places), default=0)
@@ -119,7 +119,7 @@ def span_of(path: Path, placed: Placed, device: str) -> int:
 
 def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
     """Tell whether that device uses this tensor."""
-    if match := _LAYER.match(name):
+    if match := LAYER_NAME.match(name):
         return placed.layers[int(match[1])] == device
     of_output = name.startswith("output") or (tied and name == "token_embd.weight")
     if of_output and placed.layers[-1] == device:
@@ -127,7 +127,7 @@ def _is_used(name: str, placed: Placed, device: str, *, tied: bool) -> bool:
     return not name.startswith("output") and device == CPU
 
 
-def _is_tied(headers: list[Header]) -> bool:
+def is_tied(headers: list[Header]) -> bool:
     """Tell whether the output is the embedding matrix itself."""
     names = {tensor.name for header in headers for tensor in header.tensors}
     return "output.weight" not in names

@@ -14,7 +14,18 @@ from qdraft.placement.residency import Residency, find_residency
 MEMORY_SPEED = 10e9  # bytes of weights a second that the CPU is assumed to compute with
 _GIB = 2**30
 # Bits per weight of file types with the embeddings, for Llama 3.1 8B: llama-quantize's own table.
-_BITS = {"Q8_0": 8.5, "Q6_K": 6.56, "Q5_K_M": 5.7, "Q4_K_M": 4.89, "Q3_K_M": 4.0, "Q2_K": 3.16}
+BITS = {
+    "Q8_0": 8.5,
+    "Q6_K": 6.56,
+    "Q5_K_M": 5.7,
+    "Q4_K_M": 4.89,
+    "Q3_K_M": 4.0,
+    "Q2_K": 3.16,
+    "IQ2_M": 2.93,
+    "IQ2_XXS": 2.38,
+}
+# Those that are suggested in place of a file that does not fit, the largest first.
+_SUGGESTED = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ def foresee(
         return None
     facts = require_model(models.target.path)
     sizes = {
-        name: int(residency.target * bits / facts.bits_per_weight) for name, bits in _BITS.items()
+        name: int(residency.target * BITS[name] / facts.bits_per_weight) for name in _SUGGESTED
     }
     room = residency.free - residency.margin
     smaller_draft = None

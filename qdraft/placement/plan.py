@@ -23,15 +23,14 @@ from qdraft.placement.choose import (
     shares_of,
 )
 from qdraft.placement.needs import dry_run, measure_needs
-from qdraft.placement.outlook import Outlook, foresee
+from qdraft.placement.outlook import BITS, Outlook, foresee
 
 ALPHA = 0.8  # the acceptance rate that a plan assumes before qdraft measures it
 DEVICE_SPEED = 8.0  # the speed of a device's memory over the CPU's that a plan assumes
 _GIB = 2**30
 _TRIES = 4  # how often to choose if llama.cpp needs more memory than estimated
-# Bits per weight of file types for a draft, with the embeddings: the figures for Llama 3.1 8B in
-# llama.cpp's documentation of llama-quantize.
-_DRAFT_BITS = {"Q4_K_M": 4.89, "Q3_K_M": 4.0, "Q2_K": 3.16, "IQ2_M": 2.93, "IQ2_XXS": 2.38}
+# The file types of a smaller draft, the largest first.
+_DRAFT_TYPES = ("Q4_K_M", "Q3_K_M", "Q2_K", "IQ2_M", "IQ2_XXS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +393,8 @@ def _smaller_draft(
     best, target, draft = layout.choices[0], layout.needs.target, layout.needs.draft
     if not rooms or (draft and best.draft and sum(best.draft) == draft.n_layers):
         return None
-    for name, bits in _DRAFT_BITS.items():
-        smaller = target.scaled(bits / facts.bits_per_weight)
+    for name in _DRAFT_TYPES:
+        smaller = target.scaled(BITS[name] / facts.bits_per_weight)
         if draft and sum(smaller.weights) >= sum(draft.weights):
             continue
         choices = choose(target, smaller, rooms, alpha)

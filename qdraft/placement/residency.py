@@ -13,8 +13,8 @@ from qdraft.llama.params import ALL_LAYERS, EngineParams
 from qdraft.llama.placed import chosen_devices
 from qdraft.llama.spec import Both, ModelSpec
 from qdraft.placement.buffers import default_margin
+from qdraft.placement.needs import LAYER_NAME, is_tied
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"_exps\.")
 # Joins stretches with less than this between them, which costs less than a lock for each.
 _GAP = 2**16
@@ -79,7 +79,7 @@ def stretches_to_hold(model: ModelSpec) -> list[Stretch]:
     nothing else are not in it.
     """
     headers = read_parts(model.path)
-    tied = all(tensor.name != "output.weight" for header in headers for tensor in header.tensors)
+    tied = is_tied(headers)
     n_layers = _n_layers(headers)
     always: list[Stretch] = []
     experts: list[Stretch] = []
@@ -111,7 +111,9 @@ def _append(stretches: list[Stretch], stretch: Stretch) -> None:
 
 def _n_layers(headers: list[Header]) -> int:
     names = (tensor.name for header in headers for tensor in header.tensors)
-    return 1 + max((int(match[1]) for name in names if (match := _LAYER.match(name))), default=-1)
+    return 1 + max(
+        (int(match[1]) for name in names if (match := LAYER_NAME.match(name))), default=-1
+    )
 
 
 def _is_on_cpu(name: str, params: EngineParams, n_layers: int) -> bool:
@@ -119,7 +121,7 @@ def _is_on_cpu(name: str, params: EngineParams, n_layers: int) -> bool:
     n_on_devices = params.n_gpu_layers if chosen_devices(params) else 0
     if n_on_devices in (None, ALL_LAYERS):
         n_on_devices = n_layers + 1
-    match = _LAYER.match(name)
+    match = LAYER_NAME.match(name)
     if match:
         return int(match[1]) < n_layers + 1 - (n_on_devices or 0)
     return name.startswith("token_embd") or not n_on_devices
