@@ -26,8 +26,8 @@ class TextOptions(Group):
             _PANEL,
             "-p",
             "--prompt",
-            help="Prompt, in which escapes such as \\n count; - reads it from standard input. Text "
-            "in a file or pipe on standard input goes before the prompt.",
+            help="Prompt; qdraft processes escapes such as \\n. - reads it from standard input. "
+            "Text in a file or pipe on standard input goes before the prompt.",
         ),
     ] = None
     file: Annotated[
@@ -41,7 +41,7 @@ class TextOptions(Group):
     ] = None
     no_escape: Annotated[
         bool,
-        option(_PANEL, "--no-escape", help="Take backslashes in --prompt and --stop as they are."),
+        option(_PANEL, "--no-escape", help="Do not process escapes in --prompt and --stop."),
     ] = False
     system: Annotated[
         str | None,
@@ -75,7 +75,7 @@ class TextOptions(Group):
         option(
             _PANEL,
             "--stop",
-            help="End the text before this string, in which escapes such as \\n count "
+            help="End the text before this string; qdraft processes escapes such as \\n "
             "(repeatable).",
         ),
     ] = None
