@@ -23,12 +23,12 @@ LAYERS = [
     {"cgroups", "errors", "paths"},
     {"disk", "text_file"},
     {"decoding"},
-    {"gguf", "host"},
+    {"constraints", "gguf", "host"},
     {"llama"},
     {"pairs", "placement"},
     {"session"},
-    {"making"},
-    {"study"},
+    {"chat", "making"},
+    {"serve", "study"},
     {"render"},
     {"cli"},
     {"__main__"},
@@ -138,7 +138,16 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("llama_cpp", "llama"), ("rich", "render"), ("typer", "cli"), ("gguf", ("llama", "gguf"))],
+    [
+        ("llama_cpp", "llama"),
+        ("rich", "render"),
+        ("typer", "cli"),
+        ("prompt_toolkit", "cli"),
+        ("gguf", ("llama", "gguf")),
+        ("llguidance", "constraints"),
+        ("starlette", "serve"),
+        ("uvicorn", "serve"),
+    ],
 )
 def test_libraries_stay_in_their_place(library: str, home: str | tuple[str, ...]) -> None:
     for path in FILES:
