@@ -30,11 +30,11 @@ _STEP = 128  # tokens of a decode: each of them gets a row of logits, which take
 _F32, _I32 = 0, 26  # ggml_type
 
 
-class _Tensor(ctypes.Structure):
+class GgmlTensor(ctypes.Structure):
     """struct ggml_tensor of ggml.h, which the binding leaves opaque."""
 
 
-_Tensor._fields_ = [
+GgmlTensor._fields_ = [
     ("type", ctypes.c_int),
     ("buffer", ctypes.c_void_p),
     ("ne", ctypes.c_int64 * 4),
@@ -42,7 +42,7 @@ _Tensor._fields_ = [
     ("op", ctypes.c_int),
     ("op_params", ctypes.c_int32 * 16),
     ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(_Tensor) * 10),
+    ("src", ctypes.POINTER(GgmlTensor) * 10),
     ("view_src", ctypes.c_void_p),
     ("view_offs", ctypes.c_size_t),
     ("data", ctypes.c_void_p),
@@ -66,7 +66,7 @@ class _Ggml:
 
     def require_layout(self, address: int) -> None:
         """Raise EngineError if this build's ggml_tensor differs from the one bound here."""
-        tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+        tensor = ctypes.cast(address, ctypes.POINTER(GgmlTensor)).contents
         if tensor.name != self.name(address) or _extent(tensor) != self.n_bytes(address):
             raise EngineError("this build of llama.cpp has a ggml_tensor that qdraft does not know")
 
@@ -108,7 +108,7 @@ class _Collector:
         if self.error:
             return False
         try:
-            tensor = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+            tensor = ctypes.cast(address, ctypes.POINTER(GgmlTensor)).contents
             if not self._checked and tensor.type == _F32:
                 self._ggml.require_layout(address)
                 self._checked = True
