@@ -107,11 +107,19 @@ class FakeSequence:
             raise ContextError("the context is full")
         self._rows[:] = np.nan  # whoever kept the last rows must notice
         self.widths.append(len(tokens))
-        self.tokens += tokens
-        n = len(self.tokens)
-        rows = [self._logits_fn(tuple(self.tokens[:i])) for i in range(n - logits + 1, n + 1)]
+        text = self._read(tokens)
+        n = len(text)
+        rows = [self._logits_fn(tuple(text[:i])) for i in range(n - logits + 1, n + 1)]
         self._rows = np.array(rows, dtype=np.float32).reshape(logits, self.vocab.n_tokens)
         return self._rows
+
+    def _read(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Take in tokens; return what the logits depend on."""
+        self.tokens += tokens
+        return self.tokens
+
+    def checkpoint(self) -> None:
+        pass
 
     def truncate(self, n_past: int) -> None:
         if n_past < self.n_past and n_past and not self._can_rollback:
@@ -127,6 +135,55 @@ class FakeSequence:
         self.closed = True
 
 
+class FakeStateSequence(FakeSequence):
+    """A sequence of a model with a recurrent state: it goes back to its checkpoint, or to nothing.
+
+    Its logits are a function of what its state has read, so a state that went back to a wrong place
+    gives wrong rows. Of the tokens of the last eval, ``truncate`` can also take back up to
+    ``n_back`` one by one, once, and all but the first.
+    """
+
+    def __init__(
+        self, logits_fn: LogitsFn, vocab: FakeVocab, *, n_ctx: int = 4096, n_back: int = 0
+    ) -> None:
+        super().__init__(logits_fn, vocab, n_ctx=n_ctx)
+        self.n_back = n_back
+        self.state: list[int] = []
+        self._marked: tuple[list[int], list[int]] | None = None
+        self._n_last = 0  # tokens that can be taken back, and one more
+
+    def _read(self, tokens: Sequence[int]) -> Sequence[int]:
+        super()._read(tokens)
+        self.state += tokens
+        self._n_last = len(tokens)
+        return self.state
+
+    def checkpoint(self) -> None:
+        self._marked = list(self.tokens), list(self.state)
+
+    def truncate(self, n_past: int) -> None:
+        n_taken = self.n_past - n_past
+        if n_taken <= 0:
+            return
+        if n_past and n_taken < self._n_last and n_taken <= self.n_back:
+            self._take_back(n_taken)
+        elif self._marked and len(self._marked[0]) <= n_past:
+            self.tokens, self.state = (list(each) for each in self._marked)
+        else:
+            self.tokens, self.state, self._marked = [], [], None
+        self._n_last = 0
+
+    def _take_back(self, n: int) -> None:
+        del self.tokens[-n:], self.state[-n:]
+
+    def take_over(self, source: FakeSequence) -> None:
+        """Become a copy of ``source``, and remember this place."""
+        self.tokens = list(source.tokens)
+        self.state = list(getattr(source, "state", source.tokens))
+        self._n_last = 0
+        self.checkpoint()
+
+
 class FakeKvCopy:
     """Copies the cells of one FakeSequence to another; records where each copy started."""
 
@@ -137,6 +194,9 @@ class FakeKvCopy:
 
     def copy(self, start: int) -> None:
         self.starts.append(start)
+        if isinstance(self._destination, FakeStateSequence):
+            self._destination.take_over(self._source)
+            return
         self._destination.tokens[start:] = self._source.tokens[start:]
 
 

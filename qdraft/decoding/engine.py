@@ -55,17 +55,27 @@ class TokenSequence(Protocol):
         """
         ...
 
-    def truncate(self, n_past: int) -> None:
-        """Cut the cache to its first ``n_past`` tokens; do nothing if it has no more.
+    def checkpoint(self) -> None:
+        """Remember this place: ``truncate`` may come back to it.
 
+        It costs next to nothing, and nothing at all if the cache can be cut anywhere. Only the last
+        place is sure to be remembered.
+        """
+        ...
+
+    def truncate(self, n_past: int) -> None:
+        """Cut the cache to at most ``n_past`` tokens; do nothing if it has no more.
+
+        A model with a recurrent state goes back to a place that it remembers, or to the start, so
+        the cache may hold fewer tokens afterwards: whoever goes on feeds ``tokens[n_past:]`` first.
         Raises RollbackError if the backend refuses.
         """
         ...
 
     def keep(self, tokens: Sequence[int]) -> int:
-        """Cut the cache to the longest common prefix with ``tokens``; return its length.
+        """Cut the cache to a common prefix with ``tokens``; return its length.
 
-        A model that cannot take tokens back keeps all of its tokens or none.
+        It is the longest one, or the longest that a model with a recurrent state can go back to.
         """
         ...
 

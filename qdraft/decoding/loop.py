@@ -13,7 +13,7 @@ from qdraft.decoding.drafters.contract import CountedGate, check_draft
 from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.engine import Features, TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
-from qdraft.decoding.records import MAX_N_DRAFT, FinishReason, Round, Times
+from qdraft.decoding.records import MAX_N_DRAFT, MAX_N_REREAD, FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
@@ -57,6 +57,8 @@ class Decoding:
 
     Between rounds the target's cache holds all ``tokens`` but the last one, which is row 0 of the
     next verify batch. The first round reads the part of the prompt that the cache does not hold.
+    After a rejection a recurrent state may have gone back further: the tokens in between then stand
+    in front of the next batch. If they are more than ``most_reread``, the round drafts nothing.
 
     Raises ContextError if ``prompt`` (token ids, at least one) leaves no room for a token, and
     UsageError for another rule, or if the drafter needs features and ``target`` offers none.
@@ -72,6 +74,7 @@ class Decoding:
     reader: Reader = field(default_factory=TokenReader)
     n_predict: int = -1
     verification: str = "block"
+    most_reread: int = MAX_N_REREAD
     tokens: list[int] = field(init=False)
     finish_reason: FinishReason | None = field(init=False)
     n_rounds: int = field(default=0, init=False)
@@ -116,17 +119,22 @@ class Decoding:
         tokens, target, sampler, rng = self.tokens, self.target, self.sampler, self.rng
         index, n_context, room = self.n_rounds, len(tokens), self._room()
         pending = tokens[target.n_past :]
+        n_reread = len(pending) - 1 if index else 0
 
         # Draft x_1 .. x_k from q_1 .. q_k. The gate chooses k, the papers' gamma. The first round
         # has k = 0, so that the first token does not wait until the draft has read the prompt.
         started = self.clock()
-        gate = CountedGate(self.schedule.gate(min(room - 1, MAX_N_DRAFT) if index else 0))
+        may_draft = index and n_reread <= self.most_reread
+        n_max = min(room - 1, MAX_N_DRAFT) if may_draft else 0
+        gate = CountedGate(self.schedule.gate(n_max, n_reread))
         draft = self.drafter.draft(tokens, gate, sampler, rng)
         if draft.tokens:
             check_draft(draft, min(gate.n_admitted, room - 1), target.vocab.n_tokens)
 
         # Verify: one decode of k + 1 rows gives p_1 .. p_(k+1).
         drafted = self.clock()
+        if draft.tokens:
+            target.checkpoint()
         rows = target.eval([*pending, *draft.tokens], draft.n + 1)
         verified = self.clock()
 
@@ -139,7 +147,7 @@ class Decoding:
             full = n_context + room >= target.n_ctx
             finish = FinishReason.CONTEXT_FULL if full else FinishReason.LENGTH
 
-        # Commit: both caches keep every token but the last.
+        # Commit: both caches keep every token but the last, as far as they can.
         tokens += emitted
         features = None
         if self.features:
@@ -150,7 +158,7 @@ class Decoding:
         times = Times(drafted - started, verified - drafted, self.clock() - verified)
         n_prompt = len(pending) if index == 0 else 0
         kept = draft.without_probs()
-        round = Round(index, n_context, n_prompt, kept, verdict, emitted, finish, times)
+        round = Round(index, n_context, n_prompt, kept, verdict, emitted, finish, times, n_reread)
         self.schedule.observe(round)
         self.n_rounds, self.finish_reason = index + 1, finish
         return round

@@ -90,11 +90,11 @@ def sum_min(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
 
 
 def target_seconds(rounds: Sequence[Round]) -> float | None:
-    """Seconds of one target token alone: the median of the rounds without a draft.
+    """Seconds of one target token alone: the median of the rounds that decoded one row.
 
     The time of a drafter that offered no token is not part of them.
     """
-    times = [r.times.target_s for r in rounds if not r.n_draft]
+    times = [r.times.target_s for r in rounds if r.n_rows == 1]
     return median(times) if times else None
 
 
@@ -117,10 +117,10 @@ def draft_cost(rounds: Sequence[Round], target_s: float | None) -> float | None:
 
 
 def verify_costs(rounds: Sequence[Round], target_s: float | None) -> dict[int, float]:
-    """v by number of rows: the median of each width over ``target_s``, from rounds with a draft."""
+    """v by number of rows: the median of each width above 1 over ``target_s``."""
     if not target_s:
         return {}
-    times = target_times([r for r in rounds if r.n_draft])
+    times = target_times([r for r in rounds if r.n_rows > 1])
     return {n: median(of_width) / target_s for n, of_width in sorted(times.items())}
 
 
@@ -128,7 +128,7 @@ def target_times(rounds: Sequence[Round]) -> dict[int, list[float]]:
     """Seconds of the target's part of each round, by number of rows."""
     times: dict[int, list[float]] = {}
     for r in rounds:
-        times.setdefault(r.n_draft + 1, []).append(r.times.target_s)
+        times.setdefault(r.n_rows, []).append(r.times.target_s)
     return times
 
 

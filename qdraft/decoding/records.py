@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.errors import require
 
+# Tokens that a verify batch repeats at most, in front of the draft, after a recurrent state went
+# back to a checkpoint. Beyond it a round drafts nothing: its pass over the weights reads these
+# tokens and emits one, as the target alone would. Not measured: chosen so that the rows of a batch
+# stay few on a CPU, where each costs 1 to 10 % of a pass.
+MAX_N_REREAD = 16
+
 # One verify batch holds n_draft + 1 rows of n_vocab floats: this bounds its memory.
 MAX_N_DRAFT = 63
 
@@ -150,6 +156,8 @@ class Round:
     tokens that the target read in this round (only the first round reads any). ``draft`` comes
     without its distributions. ``tokens`` are the emitted ones: those of ``verdict`` up to the
     first that ends the text. The counts below follow that cut; those of ``verdict`` do not.
+    ``n_reread`` counts the tokens that the target read again in this round, because its recurrent
+    state had to go back further than the text.
     """
 
     index: int
@@ -160,6 +168,12 @@ class Round:
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
     times: Times
+    n_reread: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the target's decode: the tokens read again, the last of the text, the draft."""
+        return self.n_reread + 1 + self.draft.n
 
     @property
     def source(self) -> str:

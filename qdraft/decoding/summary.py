@@ -152,12 +152,12 @@ class _Speeds:
 
 
 def _speeds(later: Sequence[Round], costs: CostTable | None) -> _Speeds:
-    plain = [r for r in later if not r.n_draft]
+    plain = [r for r in later if r.n_rows == 1]
     usual = {width: median(times) for width, times in target_times(later).items()}
 
     def settled(r: Round) -> float:
         """Seconds of the target's part, at most ``_SPIKE`` times what is usual for its width."""
-        return min(r.times.target_s, _SPIKE * usual[r.n_draft + 1])
+        return min(r.times.target_s, _SPIKE * usual[r.n_rows])
 
     n_tokens = sum(r.n_emitted for r in later)
     target_s = target_seconds(later)
@@ -180,9 +180,9 @@ def _costs(
 ) -> tuple[float | None, dict[int, float]]:
     """c of ``source`` and v, from the rounds, completed by ``costs``."""
     c = draft_cost([r for r in later if source in (None, r.source)], target_s)
-    timed = [r for r in later if r.n_draft]
+    timed = [r for r in later if r.n_rows > 1]
     if costs and costs.over_a_link and costs.target_s:
-        timed = [r for i, r in enumerate(timed) if r.n_draft in {d.n_draft for d in timed[:i]}]
+        timed = [r for i, r in enumerate(timed) if r.n_rows in {d.n_rows for d in timed[:i]}]
     v = {} if c is None else verify_costs(timed, target_s)
     if costs:
         known = costs.medians()
@@ -224,7 +224,7 @@ def _predict(
     tokens = time = 0.0
     for r in later:
         row_cost = c[r.source] if r.draft.n_rows else 0.0
-        verify_cost = v.get(r.n_draft + 1) if r.n_draft else 1.0
+        verify_cost = v.get(r.n_rows) if r.n_rows > 1 else 1.0
         if verify_cost is None or row_cost is None:
             return None
         tokens += expected_tokens(alpha, r.n_draft)
@@ -236,9 +236,9 @@ def _spread(later: Sequence[Round]) -> float | None:
     """The ninth decile of verify times over the median of their width; None for too few rounds."""
     by_width: dict[int, list[float]] = {}
     for r in later:
-        by_width.setdefault(r.n_draft, []).append(r.times.verify_s)
+        by_width.setdefault(r.n_rows, []).append(r.times.verify_s)
     typical = {n: median(times) for n, times in by_width.items() if len(times) >= _MANY // 2}
-    ratios = [r.times.verify_s / typical[r.n_draft] for r in later if typical.get(r.n_draft)]
+    ratios = [r.times.verify_s / typical[r.n_rows] for r in later if typical.get(r.n_rows)]
     return quantiles(ratios, n=10)[-1] if len(ratios) >= _MANY else None
 
 

@@ -83,6 +83,9 @@ class LlamaSequence:
             start += size
         return self.context.rows(logits)
 
+    def checkpoint(self) -> None:
+        """Remember this place: nothing to do, because KV cells can be cut anywhere."""
+
     def truncate(self, n_past: int) -> None:
         """Cut to the first ``n_past`` tokens; do nothing if there are no more.
 

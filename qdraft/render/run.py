@@ -172,7 +172,7 @@ def _sampling_report(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _round_report(round: Round) -> dict[str, Any]:
-    names = ("source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted")
+    names = ("source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted", "n_reread")
     return {
         **{name: getattr(round, name) for name in names},
         "dropped": round.draft.dropped,

@@ -56,4 +56,4 @@ class Contention:
 
 def _kind(round: Round) -> tuple[int, int]:
     """Which rounds have decodes that should take as long: of one width, in texts as long."""
-    return round.n_draft + 1, round.n_context // _DEPTH
+    return round.n_rows, round.n_context // _DEPTH

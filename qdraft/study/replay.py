@@ -92,6 +92,9 @@ class _Recorded:
     def row(self, position: int) -> Rows:
         raise NotImplementedError
 
+    def checkpoint(self) -> None:
+        pass
+
     def truncate(self, n_past: int) -> None:
         del self.tokens[n_past:]
 

@@ -35,6 +35,10 @@ class ModelDrafter:
     cells, and reads what is missing (the prompt at first, the last draft token and the bonus
     token after a full acceptance) as one batch with the next draft.
 
+    A draft with a recurrent state goes back to its checkpoint after a rejection: to the target's
+    state as it was copied, or to its own after the first row of the round, which has read nothing
+    uncertain. So it reads the accepted tokens again in one batch with its next row.
+
     Rows are fitted to ``n_vocab`` tokens, the target's vocabulary.
     """
 
@@ -71,6 +75,8 @@ class ModelDrafter:
         dropped = False
         try:
             while len(offers.tokens) < room and (n_rows == 0 or gate.more(self.source)):
+                if n_rows == 1 and self._kv_copy is None:
+                    self.sequence.checkpoint()
                 row = self._fit(self.sequence.eval(feed, 1)[0])
                 n_rows += 1
                 proposal = sampler.propose(row, context, offers.tokens)
@@ -125,7 +131,8 @@ class ModelDrafter:
             n_before, is_first = self._n_shared, not self._has_copied
             self._kv_copy.copy(n_before)
             self._n_shared, self._has_copied = self.sequence.n_past, True
-            return self._n_shared - n_before if is_first else 0
+            n_missing = len(context) - 1 - self._n_shared  # if the target's state went back further
+            return n_missing + (self._n_shared - n_before if is_first else 0)
         n_past, n_needed = self.sequence.n_past, len(context) - 1
         n_prompt = min(self._n_prompt, n_needed)
         if n_past < n_prompt:

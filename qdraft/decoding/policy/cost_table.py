@@ -30,9 +30,9 @@ class RoundKind(Enum):
 class RoundCost:
     """How a round counts, and what it cost in target tokens; 0 for SETUP and UNPRICED.
 
-    A PLAIN round costs the tokens that it emitted. ``reading`` is the time that was expected for
-    the drafter to read the text first, if it was more than a few tokens behind; ``spent`` leaves it
-    out, but no more than was expected.
+    A PLAIN round costs the tokens that it emitted, unless it read tokens again. ``reading`` is the
+    time that was expected for the drafter to read the text first, if it was more than a few tokens
+    behind; ``spent`` leaves it out, but no more than was expected.
     """
 
     kind: RoundKind
@@ -129,16 +129,16 @@ class CostTable:
         verify_s = round.times.target_s
         among_others, self._drafted_last = self._drafted_last, bool(round.n_draft)
         self._n_rounds += 1
-        self.n_since_alone = self.n_since_alone + round.n_emitted if round.n_draft else 0
+        self.n_since_alone = self.n_since_alone + round.n_emitted if round.n_rows > 1 else 0
         self._forget_estimates()
-        if self._is_setup(round.n_draft + 1):
+        if self._is_setup(round.n_rows):
             return RoundCost(RoundKind.SETUP)
-        if not round.n_draft:
+        if round.n_rows == 1:
             self._add_alone(verify_s)
         if self._target_s is None:
             return RoundCost(RoundKind.UNPRICED)
-        if round.n_draft:
-            width = self._figure(self._v, round.n_draft + 1)
+        if round.n_rows > 1:
+            width = self._figure(self._v, round.n_rows)
             self._measure(width, verify_s / self._target_s, among_others=among_others)
         if round.draft.n_rows:
             self._add_rows(round, self._target_s, among_others=among_others)
@@ -175,7 +175,9 @@ class CostTable:
 
     def _price(self, round: Round, target_s: float) -> RoundCost:
         if not round.draft.n_rows:
-            return RoundCost(RoundKind.PLAIN, float(round.n_emitted))
+            # Tokens that the target reads again are a cost of the drafts before.
+            n = round.times.target_s / target_s if round.n_reread else float(round.n_emitted)
+            return RoundCost(RoundKind.PLAIN, n)
         reading = self._reading_of(round, target_s)
         return RoundCost(RoundKind.DRAFTED, round.times.total_s / target_s - reading, reading)
 
@@ -268,10 +270,14 @@ class CostTable:
         drafted_at = self._drafted_at.get(source)
         return drafted_at is None or self._n_rounds - drafted_at > self.constants.n_pause
 
-    def risk(self, source: str, n_draft: int) -> float:
-        """What a draft of ``n_draft`` tokens loses if none is accepted, at the full price."""
-        rows = n_draft * self.c(source, full=True) + self.v(n_draft + 1, full=True)
-        return self.restart(source) + rows - 1
+    def risk(self, source: str, n_draft: int, n_reread: int = 0) -> float:
+        """What a draft of ``n_draft`` tokens loses if none is accepted, at the full price.
+
+        The target reads ``n_reread`` tokens again in the same decode, with a draft or without.
+        """
+        alone = 1 + n_reread
+        beyond = self.v(alone + n_draft, full=True) - self.v(alone, full=True)
+        return self.restart(source) + n_draft * self.c(source, full=True) + beyond
 
     def _fade(self, measured_at: int, n_half: int) -> float:
         return float(0.5 ** ((self._n_rounds - measured_at) / n_half))

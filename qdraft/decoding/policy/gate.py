@@ -82,7 +82,8 @@ class CostGate:
     in target tokens, at S tokens a target token. All m are tried, because v is jagged. S is the
     best speed that drafts of this source are expected to reach, and at least 1, that of the target
     alone: a token that brings less in the same time lowers the speed. alpha is the acceptance rate
-    of the source.
+    of the source. If a recurrent state went back, the tokens that are read again widen both batches
+    of v.
 
     ``more`` applies the rule before the drafter pays for a row: a = alpha, f = 0. ``take`` applies
     it once a row is computed and its confidence is known: a is the acceptance rate at that
@@ -103,13 +104,25 @@ class CostGate:
 
     weighs_confidence = True
 
-    def __init__(self, learned: Learned, n_max: int, *, n_to_come: int, p_min: float = 0.0) -> None:
-        """``n_to_come`` is the number of tokens that the text may still grow by."""
+    def __init__(
+        self,
+        learned: Learned,
+        n_max: int,
+        *,
+        n_to_come: int,
+        p_min: float = 0.0,
+        n_reread: int = 0,
+    ) -> None:
+        """``n_to_come`` is the number of tokens that the text may still grow by.
+
+        The decode has ``n_reread`` rows more, which a round without a draft has too.
+        """
         self._learned = learned
         self._costs = learned.costs
         self._n_max = n_max
         self._n_horizon = min(n_to_come, learned.constants.n_horizon)
         self._p_min = p_min
+        self._n_reread = n_reread
         self._outlooks: dict[str, Outlook] = {}
         self._k = 0  # tokens offered so far
         self._reach = 1.0  # R, the chance that all of them are accepted
@@ -137,7 +150,7 @@ class CostGate:
 
         ``reach`` is R a, the chance that the first of them is accepted; ``n_paid`` is f.
         """
-        v, alpha, width = self._costs.v, outlook.alpha, self._k + 1
+        v, alpha, width = self._costs.v, outlook.alpha, self._n_reread + self._k + 1
         gain = 0.0
         for m in range(1, outlook.n_most - self._k + 1):
             gain += reach
@@ -161,7 +174,7 @@ class CostGate:
         """The longest draft that loses no more than the stake (bound 2)."""
         n, n_max = 0, min(self._n_max, self._costs.longest_draft(source))
         stake = self._learned.account.stake
-        while n < n_max and self._costs.risk(source, n + 1) <= stake:
+        while n < n_max and self._costs.risk(source, n + 1, self._n_reread) <= stake:
             n += 1
         return n
 

@@ -13,8 +13,11 @@ from qdraft.decoding.records import DecodeParams, Round
 class Schedule(Protocol):
     """Chooses, round by round, how many tokens are drafted."""
 
-    def gate(self, n_max: int) -> Gate:
-        """The gate of the next round, which must not admit more than ``n_max`` tokens."""
+    def gate(self, n_max: int, n_reread: int = 0) -> Gate:
+        """The gate of the next round, which must not admit more than ``n_max`` tokens.
+
+        The target's decode has ``n_reread`` rows beside that of the last token and the draft's.
+        """
         ...
 
     def observe(self, round: Round) -> None:
@@ -37,7 +40,7 @@ class FixedSchedule:
         self._plain_every = plain_every
         self._n_rounds = 0
 
-    def gate(self, n_max: int) -> Gate:
+    def gate(self, n_max: int, n_reread: int = 0) -> Gate:
         every, n = self._plain_every, self._n_rounds
         plain = every and (n in (1, 2) or n % every == every - 1)
         return CountingGate(0 if plain else min(self._n_draft, n_max), self._p_min)
@@ -61,12 +64,14 @@ class CostAwareSchedule:
         self._n_draft = n_draft
         self._p_min = p_min
 
-    def gate(self, n_max: int) -> Gate:
+    def gate(self, n_max: int, n_reread: int = 0) -> Gate:
         n_to_come = n_max + 1  # a round emits a token after its draft
         n_max = min(n_max, self._n_draft)
         if n_max < 1 or self._must_measure():
             return CountingGate(0)
-        return CostGate(self.learned, n_max, n_to_come=n_to_come, p_min=self._p_min)
+        return CostGate(
+            self.learned, n_max, n_to_come=n_to_come, p_min=self._p_min, n_reread=n_reread
+        )
 
     def observe(self, round: Round) -> None:
         if round.n_prompt:
