@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.errors import ContextError, EngineError, RollbackError
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 
 LogitsFn = Callable[[tuple[int, ...]], Sequence[float]]
 Result = TypeVar("Result")
@@ -68,7 +69,9 @@ class FakeVocab:
             data = data[1 if token is None else len(self._pieces[token]) :]
         return tokens
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = NO_OPTIONS
+    ) -> str:
         return (self._chat or "").join(m["content"] for m in messages)
 
 

@@ -14,17 +14,17 @@ from invoke import one_error, qdraft
 
 from qdraft.errors import UsageError
 from qdraft.gguf.template import Template
-from qdraft.llama.chat_template import ChatTemplate, template_renders
+from qdraft.llama.chat_template import ChatTemplate, TemplateOptions, template_renders
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
 from qdraft.making.calibration import takes_a_chat
 
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 SAID = "{{ messages[0]['content'] }}"
 
 
-def render(text: str, messages: list[dict[str, str]] = HELLO) -> str:
-    return Template(text, "<s>", "</s>").render(messages)
+def render(text: str, messages: list[dict[str, Any]] = HELLO, **variables: Any) -> str:
+    return Template(text, "<s>", "</s>").render(messages, **variables)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,38 @@ def test_what_templates_use(text: str, rendered: str) -> None:
     assert render(text) == rendered
 
 
+CALL = {"function": {"name": "f", "arguments": '{"é": [1]}'}}
+CALLED = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+LAST = "{{ messages[0].content }}{% set m = messages[-1] %}"
+ARGUMENTS = "m.tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("text", "rendered"),
+    [
+        # Qwen prints objects as JSON, DeepSeek joins texts, and others do not look.
+        (LAST + f"{{% if m.tool_calls %}}{{{{ {ARGUMENTS} | tojson }}}}{{% endif %}}", True),
+        (LAST + f"{{% if m.tool_calls %}}{{{{ '' + {ARGUMENTS} }}}}{{% endif %}}", True),
+        (LAST + f"{{% if m.tool_calls %}}{{{{ {ARGUMENTS} }}}}{{% endif %}}", True),
+        (LAST + f"{{% if m.content is none %}}{{{{ {ARGUMENTS} | tojson }}}}{{% endif %}}", True),
+        (LAST + "{{ m.content + '|' }}", False),  # None is no text
+    ],
+)
+def test_calls_of_tools(text: str, rendered: bool) -> None:
+    assert render(text, CALLED) == ('Hello{"é": [1]}' if rendered else "Hello|")
+
+
+def test_variables_and_the_end_of_the_prompt() -> None:
+    text = SAID + "{{ tools }}{% if add_generation_prompt %}<think={{ think }}>{% endif %}"
+    with closing(ChatTemplate(text)) as template:
+        assert template.render(HELLO) == "HelloNone<think=>"
+        options = TemplateOptions({"think": True}, [{"a": 1}])
+        assert template.render(HELLO, options) == "Hello[{'a': 1}]<think=True>"
+        assert template.render(HELLO, TemplateOptions(add_generation_prompt=False)) == "HelloNone"
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert template.render([{"role": "user", "content": parts}]).startswith("a\nb")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -74,7 +106,7 @@ def test_what_templates_use(text: str, rendered: str) -> None:
         ("{{ messages.__class__.__mro__ }}", "SecurityError"),
         ("nothing of the message", "leaves the message out"),
         (SAID + "{{ messages[0].content + none }}", "TypeError"),
-        (SAID + "{{ 1 / 0 }}", "ZeroDivisionError"),
+        (SAID + "\n{{ 1 / 0 }}", "ZeroDivisionError: division by zero (line 2 of the template)"),
         (SAID + "{{ none.x.y }}", "UndefinedError"),
         (SAID + "{{ '' + functions }}", "UndefinedError"),
         (SAID + "{% for i in range(200000) %}{% endfor %}", "OverflowError"),
@@ -89,6 +121,7 @@ def test_failures_are_one_line(text: str, reason: str) -> None:
     with closing(ChatTemplate(text)) as template, pytest.raises(UsageError) as failure:
         template.render(HELLO)
     assert reason in str(failure.value)
+    assert "\n" not in str(failure.value)
     assert str(failure.value).startswith("the model's chat template fails: ")
     assert "--raw" in (failure.value.hint or "")
 
@@ -149,7 +182,7 @@ def test_a_study_goes_on_without_the_template(
         pair: Any = SimpleNamespace(vocab=model.vocab)
         with caplog.at_level("WARNING", "qdraft"):
             assert not takes_a_chat(pair, "abc")
-        assert "ZeroDivisionError: division by zero: qdraft generates texts without" in caplog.text
+        assert "division by zero (line 1 of the template): qdraft generates texts" in caplog.text
         model.vocab.use_template(SAID)
         assert takes_a_chat(pair, "abc")
     finally:

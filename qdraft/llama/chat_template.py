@@ -9,13 +9,47 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from qdraft.errors import UsageError
 from qdraft.gguf import template as sandbox
 
 _LIMIT_S = 5.0  # of computing
 _PATIENCE = 4.0  # times as long by the clock: other programs compute too
+
+
+_OWN = ("messages", "tools", "add_generation_prompt")  # variables that qdraft sets
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a chat template gets beside the messages.
+
+    ``kwargs`` are variables of the template, for example ``{"enable_thinking": False}``, and
+    ``tools`` the functions that the model may call, as OpenAI's API has them. The prompt ends with
+    the beginning of the assistant's turn if ``add_generation_prompt``, and with the last message,
+    which must be the assistant's and stays open, if ``continue_last``. Raises UsageError.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_last: bool = False
+
+    def __post_init__(self) -> None:
+        if own := [name for name in _OWN if name in self.kwargs]:
+            raise UsageError(f"{own[0]} is a variable of the chat template that qdraft sets itself")
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the template that are not the messages."""
+        tools = {"tools": self.tools} if self.tools else {}
+        generation = self.add_generation_prompt and not self.continue_last
+        return {**self.kwargs, **tools, "add_generation_prompt": generation}
+
+
+NO_OPTIONS = TemplateOptions()
 
 
 class ChatTemplate:
@@ -29,14 +63,16 @@ class ChatTemplate:
         self._child: subprocess.Popen[str] | None = None
         self._ended: Callable[[], object] = lambda: None
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the messages in the template, open for the assistant's turn.
+    def render(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = NO_OPTIONS
+    ) -> str:
+        """Return the messages in the template, as ``options`` say.
 
         Raises UsageError if the template fails or does not end.
         """
         with self._lock:
             try:
-                answer = self._ask(json.dumps(list(messages)))
+                answer = self._ask(json.dumps([list(messages), options.variables()]))
             except BaseException:
                 self.close()
                 raise

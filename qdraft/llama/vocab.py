@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qdraft.errors import EngineError, PairError
-from qdraft.llama.chat_template import ChatTemplate
+from qdraft.llama.chat_template import NO_OPTIONS, ChatTemplate, TemplateOptions
 from qdraft.llama.native import lib
 from qdraft.llama.tokenizer import (
     is_harmless,
@@ -159,13 +159,15 @@ class LlamaVocab:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the messages in the chat template, open for the assistant's turn.
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = NO_OPTIONS
+    ) -> str:
+        """Return the messages in the chat template, as ``options`` say.
 
         Raises UsageError if the template fails or does not end.
         """
         assert self._template is not None
-        return self._template.render(messages)
+        return self._template.render(messages, options)
 
 
 def require_same_vocab(target: LlamaVocab, draft: LlamaVocab, *, same_texts: bool = False) -> None:

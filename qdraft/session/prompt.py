@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from qdraft.errors import UsageError
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.session.text import TextVocab, control_names
 
+__all__ = ["TemplateOptions", "encode_messages", "encode_prompt"]
+
 log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
 
 # No character, and in no text. It splits the names of control tokens in the user's own text, so
 # that the tokenizer does not see them, and shows where the template has put them.
 _MARK = "\ufdd0"
+_OPEN = "\ufdd1"  # likewise; ends the message that the answer continues
 _SPACE = " \t\n\v\f\r"  # as C has it
 
 
@@ -24,6 +32,7 @@ def encode_prompt(
     system: str | None = None,
     raw: bool = False,
     parse_special: bool | None = None,
+    template: TemplateOptions = NO_OPTIONS,
 ) -> list[int]:
     """Return the token ids of a prompt, in the chat template unless there is none or ``raw``.
 
@@ -32,36 +41,101 @@ def encode_prompt(
     BOS at most. Raises UsageError for an empty prompt, or for a system text without a template.
     """
     chat = vocab.has_chat_template and not raw
-    if any("\ud800" <= c <= "\udfff" for c in prompt + (system or "")):
-        raise UsageError("the prompt is not valid UTF-8")
+    _require_unicode([prompt, system])
     if system is not None and not chat:
         why = "--raw leaves it out" if raw else "this model has none"
         raise UsageError(f"a system text needs a chat template, but {why}")
     if chat:
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": prompt})
-        tokens = _encode_chat(vocab, messages, parse_special=bool(parse_special))
+        tokens = _encode_chat(vocab, messages, template, parse_special=bool(parse_special))
     else:
         tokens = vocab.tokenize(prompt, parse_special=parse_special is not False)
-    while len(tokens) > 1 and tokens[0] == tokens[1] == vocab.bos:
-        del tokens[0]
+    tokens = _with_one_bos(tokens, vocab.bos)
     if not tokens:
         raise UsageError("the prompt is empty", hint="give a text with -p, with -f or on stdin")
     return tokens
 
 
+def encode_messages(
+    vocab: TextVocab,
+    messages: Sequence[Message],
+    *,
+    template: TemplateOptions = NO_OPTIONS,
+    parse_special: bool = False,
+) -> list[int]:
+    """Return the token ids of a chat in the model's template.
+
+    ``messages`` are as OpenAI's API has them: a role, a content (a text, or a list of parts that
+    are text), and of an assistant also ``reasoning_content`` and ``tool_calls``. The names of
+    control tokens in them are text unless ``parse_special``. The tokens begin with one BOS at most.
+    Raises UsageError if the model has no template, the template fails, or a message is not valid.
+    """
+    if not vocab.has_chat_template:
+        raise UsageError("messages need a chat template, but this model has none")
+    _require_valid(messages, template)
+    tokens = _with_one_bos(
+        _encode_chat(vocab, messages, template, parse_special=parse_special), vocab.bos
+    )
+    if not tokens:
+        raise UsageError("the chat template makes an empty prompt of the messages")
+    return tokens
+
+
+def _with_one_bos(tokens: list[int], bos: int) -> list[int]:
+    """Return the tokens without the BOS that both the tokenizer and the template have put."""
+    n = 0
+    while tokens[n : n + 2] == [bos, bos]:
+        n += 1
+    return tokens[n:]
+
+
+def _require_unicode(value: Any) -> None:
+    if any("\ud800" <= c <= "\udfff" for text in _texts(value) for c in text):
+        raise UsageError("the prompt is not valid UTF-8")
+
+
+def _require_valid(messages: Sequence[Message], template: TemplateOptions) -> None:
+    """Raise UsageError for the first message that no template could render."""
+    if not messages:
+        raise UsageError("there are no messages")
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise UsageError(f"{where} has no role")
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                _require_text(part, where)
+        elif content is None:
+            if not any(message.get(key) for key in ("tool_calls", "reasoning_content")):
+                raise UsageError(f"{where} has no content")
+        elif not isinstance(content, str):
+            raise UsageError(f"the content of {where} is neither a text nor a list of parts")
+    _require_unicode([list(messages), template.tools])
+    if template.continue_last and messages[-1]["role"] != "assistant":
+        raise UsageError(f"the last message is the {messages[-1]['role']}'s: nothing to continue")
+
+
+def _require_text(part: Any, where: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise UsageError(f"{where} has a part of type {kind}, but qdraft reads text alone")
+    if not isinstance(part.get("text"), str):
+        raise UsageError(f"{where} has a part of type text without a text")
+
+
 def _encode_chat(
-    vocab: TextVocab, messages: Sequence[dict[str, str]], *, parse_special: bool
+    vocab: TextVocab, messages: Sequence[Message], template: TemplateOptions, *, parse_special: bool
 ) -> list[int]:
     """Return the tokens of a chat; control tokens in the messages are text unless asked for."""
-    text = vocab.render_chat(messages)
-    contents = [message["content"] for message in messages]
-    names = sorted({name for each in contents for name in control_names(vocab, each)})
+    text = _render(vocab, messages, template)
+    own = [list(messages), template.tools]
+    names = sorted({name for each in _texts(own) for name in control_names(vocab, each)})
     if parse_special or not names:
         return vocab.tokenize(text)
-    marked = vocab.render_chat(
-        [{**message, "content": _mark(vocab, message["content"])} for message in messages]
-    )
+    marked_messages, tools = _change_texts(own, lambda each: _mark(vocab, each))
+    marked = _render(vocab, marked_messages, replace(template, tools=tools))
     shown = ", ".join(names)
     if marked.replace(_MARK, "") == text:
         tokens = _tokenize_marked(vocab, marked)
@@ -74,6 +148,47 @@ def _encode_chat(
         shown,
     )
     return vocab.tokenize(text)
+
+
+def _render(vocab: TextVocab, messages: Sequence[Message], template: TemplateOptions) -> str:
+    """Return the messages in the template, cut after the last one if the answer continues it."""
+    if not template.continue_last:
+        return vocab.render_chat(messages, template)
+    *before, last = messages
+    key = "content" if last.get("content") else "reasoning_content"
+    value = last.get(key) or ""
+    if isinstance(value, list):
+        marked: Any = [*value[:-1], {**value[-1], "text": value[-1]["text"] + _OPEN}]
+    else:
+        marked = value + _OPEN
+    text = vocab.render_chat([*before, {**last, key: marked}], template)
+    end = text.rfind(_OPEN)
+    if end < 0:
+        raise UsageError(f"the chat template leaves out the {key} that the answer should continue")
+    return text[:end]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Give all texts in messages or tools, and in what they hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, dict):
+        for item in value.items():
+            yield from _texts(item)
+
+
+def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a copy of messages or tools with all of their texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [_change_texts(each, change) for each in value]
+    if isinstance(value, dict):
+        return {change(key): _change_texts(each, change) for key, each in value.items()}
+    return value
 
 
 def _mark(vocab: TextVocab, text: str) -> str:

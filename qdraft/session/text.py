@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from qdraft.decoding.engine import Vocab
 from qdraft.decoding.records import FinishReason
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 
 
 class TextVocab(Vocab, Protocol):
@@ -36,8 +37,10 @@ class TextVocab(Vocab, Protocol):
         """Tell whether a token is no text by itself, for example the end of a turn."""
         ...
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the messages in the model's chat template, open for the assistant's turn."""
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], options: TemplateOptions = NO_OPTIONS
+    ) -> str:
+        """Return the messages in the model's chat template, as ``options`` say."""
         ...
 
 
