@@ -9,6 +9,7 @@ import numpy as np
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import Drafter
+from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding, Reader, TokenReader
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
 from qdraft.decoding.records import Draft, Origin, Round, SamplingParams, Times, Verdict
@@ -66,18 +67,20 @@ def run(
     rng: Rng | None = None,
     reader: Reader | None = None,
     processors: Sequence[Processor] = (),
+    gumbel: GumbelNoise | None = None,
 ) -> Iterator[Round]:
+    rule = "block" if block else "token"
     decoding = Decoding(
         target,
         drafter,
         prompt,
-        Sampler(params, target.vocab.n_tokens, processors),
+        Sampler(params, target.vocab.n_tokens, processors, gumbel),
         schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
         FakeClock(),
         reader or TokenReader(),
         n_predict,
-        "block" if block else "token",
+        rule if gumbel is None else "coupled",
     )
     return iter(decoding)
 

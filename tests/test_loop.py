@@ -517,7 +517,9 @@ class TestCheck:
 
     def test_same(self) -> None:
         rounds = list(run(engine(), model_drafter()))
-        assert check(engine(), (1, 0, 2), rounds, self.sampler) == Check(True, None, None, 0.0)
+        assert check(engine(), (1, 0, 2), rounds, self.sampler) == Check(
+            True, True, None, None, 0.0
+        )
 
     def test_a_bug_is_a_fork_that_noise_does_not_explain(self) -> None:
         rounds = list(run(engine(), model_drafter()))

@@ -72,7 +72,7 @@ def test_greedy_equals_the_target_alone(exact_pair: Pair, prompt: str) -> None:
     alone = exact_pair.generate(prompt, GREEDY, fixed(n_predict=48, n_draft=0))
     alone.read()
     assert drafted.tokens == alone.tokens
-    assert drafted.check() == Check(same=True, fork=None, margin=None, noise=0)
+    assert drafted.check() == Check(same=True, by_token=True, fork=None, margin=None, noise=0)
     summary = drafted.summary
     assert summary.alpha is not None
     assert 0.2 < summary.alpha < 1
@@ -133,6 +133,23 @@ def test_acceptance_of_a_known_pair(acceptance: tuple[int, int]) -> None:
     accepted, tested = acceptance
     assert tested > 100
     assert 0.65 < accepted / tested < 0.95
+
+
+def test_a_seed_gives_one_text_whatever_is_drafted(exact_pair: Pair) -> None:
+    sampling = SamplingParams(temperature=1.0)
+    texts = []
+    for drafter, n_draft in (("model", 0), ("model", 3), ("ngram", 4), ("hybrid", 5)):
+        params = fixed(
+            n_predict=40, n_draft=n_draft, drafter=drafter, verification="coupled", seed=5
+        )
+        text = exact_pair.generate(PROMPTS[0], sampling, params)
+        text.read()
+        texts.append(text.tokens)
+        noise = 0 if any(r.n_draft for r in text.rounds) else None
+        assert text.check() == Check(same=True, by_token=True, fork=None, margin=None, noise=noise)
+    assert texts == [texts[0]] * 4
+    params = fixed(n_predict=40, verification="coupled", seed=6)
+    assert exact_pair.generate(PROMPTS[0], sampling, params).read() != text.text
 
 
 def test_sampled_text_stays_in_the_support(pair: Pair) -> None:
@@ -451,7 +468,7 @@ class TestRepetitions:
             text = opened.generate(self.PROMPT, self.GREEDY, fixed(n_predict=60, drafter="hybrid"))
             text.read()
             assert text.tokens == repeated
-            assert text.check() == Check(same=True, fork=None, margin=None, noise=0)
+            assert text.check() == Check(same=True, by_token=True, fork=None, margin=None, noise=0)
             accepted = {s: n["n_accepted"] for s, n in text.summary.sources.items()}
             assert accepted["ngram"] > 10
 

@@ -55,12 +55,12 @@ def test_an_empty_summary(reason: FinishReason) -> None:
 
 
 def test_check_lines() -> None:
-    same = check_view(Check(True, None, None, 0.5), greedy=True)
+    same = check_view(Check(True, True, None, None, 0.5))
     assert printed(same) == "check    same as the target alone, measured noise 0.5\n"
-    numerics = printed(check_view(Check(False, 9, 0.1, 0.5), greedy=True))
+    numerics = printed(check_view(Check(False, True, 9, 0.1, 0.5)))
     assert "forked at token 9, margin 0.1, measured noise 0.5" in numerics
     assert "numerics explain it" in " ".join(numerics.split())
-    bug = printed(check_view(Check(False, 9, 3.0, 0.5), greedy=True))
+    bug = printed(check_view(Check(False, True, 9, 3.0, 0.5)))
     assert "numerics do not explain it: a bug" in " ".join(bug.split())
 
 

@@ -152,4 +152,4 @@ def _show_figures(
             )
         )
     if check:
-        talk_console().print(check_view(check, greedy=greedy))
+        talk_console().print(check_view(check))

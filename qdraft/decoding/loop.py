@@ -13,7 +13,7 @@ from qdraft.decoding.drafters.contract import CountedGate, check_draft
 from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.engine import Features, TokenSequence
 from qdraft.decoding.policy.schedule import Schedule
-from qdraft.decoding.records import MAX_N_DRAFT, MAX_N_REREAD, FinishReason, Round, Times
+from qdraft.decoding.records import MAX_N_DRAFT, MAX_N_REREAD, RULES, FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.verification import verify
@@ -52,8 +52,9 @@ class Decoding:
     """One text in the making, a round at a time: call ``step``, or iterate to the end.
 
     The emitted tokens have the law of the target alone under ``sampler``, whatever ``drafter``
-    proposes. ``verification`` is the rule: "block" or "token". ``n_predict`` -1 sets no limit.
-    Several texts may take turns, each on sequences of its own.
+    proposes. ``verification`` is the rule: "block" or "token", or "coupled" for a sampler with
+    Gumbel noise. ``n_predict`` -1 sets no limit. Several texts may take turns, each on sequences of
+    its own.
 
     Between rounds the target's cache holds all ``tokens`` but the last one, which is row 0 of the
     next verify batch. The first round reads the part of the prompt that the cache does not hold.
@@ -81,8 +82,12 @@ class Decoding:
     features: Callable[[int], NDArray[np.float32]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        rules = ("block", "token")
-        require(self.verification in rules, "verification", self.verification, "block or token")
+        rule = self.verification
+        require(rule in RULES, "verification", rule, f"one of {', '.join(RULES)}")
+        if (rule == "coupled") != (self.sampler.gumbel is not None):
+            raise UsageError(
+                f"verification is {rule} but only coupled needs a sampler with Gumbel noise"
+            )
         n_prompt, n_ctx = len(self.prompt), self.target.n_ctx
         if n_prompt >= n_ctx:
             raise ContextError(
@@ -138,7 +143,7 @@ class Decoding:
         rows = target.eval([*pending, *draft.tokens], draft.n + 1)
         verified = self.clock()
 
-        # Accept a prefix and draw one token more: Leviathan alg. 1, or Sun alg. 2.
+        # Accept a prefix and one token more: Leviathan alg. 1, Sun alg. 2, or the choices of both.
         verdict = verify(draft, rows, tokens, sampler, rng, self.verification)
 
         # Cut at the first token that ends the text, before anything is counted or cached.

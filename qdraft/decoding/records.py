@@ -21,6 +21,7 @@ MAX_N_REREAD = 16
 
 # One verify batch holds n_draft + 1 rows of n_vocab floats: this bounds its memory.
 MAX_N_DRAFT = 63
+RULES = ("block", "token", "coupled")  # of verification
 
 
 class FinishReason(str, Enum):
@@ -269,13 +270,15 @@ class DecodeParams:
     the most tokens to draft in a round; 0 runs the target alone, None is 63 for auto and 4
     otherwise. ``p_min`` holds under every policy.
 
-    ``verification`` is the rule above temperature 0: "block" or "token". ``exact`` keeps drafts so
-    short that the target's rows are bit for bit those of decoding one token at a time, as a probe
-    determines; if there are no such drafts, the target runs alone.
+    ``verification`` is the rule above temperature 0: "block", "token" or "coupled", under which a
+    seed gives the same text whatever is drafted. ``exact`` keeps drafts so short that the target's
+    rows are bit for bit those of decoding one token at a time, as a probe determines; if there are
+    no such drafts, the target runs alone.
 
     ``stop`` are strings that end the text and are not part of it; one may name control tokens.
-    ``special`` makes the names of control tokens part of the text. ``seed`` -1 draws one. The same
-    seed gives the same text if the draft lengths are the same, which "auto" does not promise.
+    ``special`` makes the names of control tokens part of the text. ``seed`` -1 draws one. Under
+    "block" and "token" a seed repeats a text only if the draft lengths are the same, which "auto"
+    does not promise.
     """
 
     n_predict: int = -1
@@ -299,9 +302,8 @@ class DecodeParams:
         policy, policies = self.draft_policy, ("auto", "fixed", "confidence")
         require(policy in policies, "draft_policy", policy, f"one of {', '.join(policies)}")
         require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
-        rules = ("token", "block")
         rule = self.verification
-        require(rule in rules, "verification", rule, f"one of {', '.join(rules)}")
+        require(rule in RULES, "verification", rule, f"one of {', '.join(RULES)}")
         require("" not in self.stop, "stop", '""', "a string that is not empty")
 
     @property

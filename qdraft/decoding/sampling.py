@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.records import Distribution, SamplingParams
 from qdraft.decoding.rng import Rng
 from qdraft.errors import LogitsError, ParameterError
@@ -118,7 +119,7 @@ class Proposal(Protocol):
 
     @property
     def probs(self) -> Distribution | None:
-        """q, the distribution that ``token`` draws from; None if it takes the likeliest token."""
+        """q, the distribution that ``token`` draws from; None if it draws nothing."""
         ...
 
     @property
@@ -136,17 +137,42 @@ class Proposal(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LikeliestToken:
-    """A greedy proposal: the largest entry of a processed row, shape [n_vocab]."""
+class Scores:
+    """What a token is chosen by: the one with the largest of ``values``, shape [n].
 
-    row: Row
+    ``ids`` holds the token of each entry, ascending; if it is None, the entries are the tokens.
+    """
+
+    values: Row | Floats
+    ids: NDArray[np.intp] | None = None
+
+    @property
+    def best(self) -> int:
+        """The chosen token. Raises LogitsError if the values hold NaN or nothing finite."""
+        entry = _argmax(self.values)
+        return entry if self.ids is None else int(self.ids[entry])
+
+    def of(self, token: int) -> float | None:
+        """The score of a token; None if it is not among the candidates."""
+        if self.ids is None:
+            return float(self.values[token])
+        entry = int(np.searchsorted(self.ids, token))
+        known = entry < len(self.ids) and self.ids[entry] == token
+        return float(self.values[entry]) if known else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenToken:
+    """A proposal that nothing is drawn for: the token with the largest score."""
+
+    scores: Scores
     best: int
     probs: Distribution | None = None
 
     @property
     def confidence(self) -> float:
-        top = self.row[self.best]
-        return 1.0 / float(np.exp(self.row - top).sum(dtype=np.float64))
+        values = self.scores.values
+        return 1.0 / float(np.exp(values - values.max()).sum(dtype=np.float64))
 
     def confidence_in(self, token: int) -> float:
         return self.confidence if token == self.best else 0.0
@@ -178,17 +204,30 @@ class Sampler:
     ``context`` is the text so far and ``drafted`` the draft tokens after it that precede the row:
     processors see both, so that a row depends on the tokens before it, drafted or emitted alike.
     ``processors`` come after those of ``params``. Without any, no row is copied.
+
+    With ``gumbel`` a token is chosen by its logit and its noise at its place, which gives it the
+    same law as drawing it: the rule "coupled" of verification.
     """
 
     def __init__(
-        self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = ()
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        processors: Sequence[Processor] = (),
+        gumbel: GumbelNoise | None = None,
     ) -> None:
         self.params = params
+        self.gumbel = gumbel
         self._processors = [*processors_for(params, n_vocab), *processors]
 
     @property
     def greedy(self) -> bool:
         return self.params.temperature == 0
+
+    @property
+    def chooses(self) -> bool:
+        """True if a row and its place determine the token: greedy, or with Gumbel noise."""
+        return self.greedy or self.gumbel is not None
 
     def process(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Row:
         """The row after all processors; rows are borrowed, so these get a copy."""
@@ -205,6 +244,26 @@ class Sampler:
         Raises LogitsError if the row holds NaN or nothing finite.
         """
         return _argmax(self._with_candidates(self.process(row, context, drafted)))
+
+    def scores(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Scores:
+        """What a sampler that ``chooses`` chooses by: logits, or ln p + G with Gumbel noise.
+
+        Raises LogitsError if the row holds NaN or nothing finite.
+        """
+        row = self.process(row, context, drafted)
+        if self.greedy or self.gumbel is None:
+            return Scores(self._with_candidates(row))
+        logits, ids = self._truncate(row)
+        tokens = np.arange(len(logits)) if ids is None else ids
+        noise = self.gumbel.at(len(context) + len(drafted), tokens)
+        return Scores(logits / self.params.temperature + noise, ids)
+
+    def choose(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:
+        """The token that a sampler that ``chooses`` chooses.
+
+        Raises LogitsError if the row holds NaN or nothing finite.
+        """
+        return self.scores(row, context, drafted).best
 
     def distribution(
         self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()
@@ -253,10 +312,10 @@ class Sampler:
 
         Raises LogitsError if the row holds NaN or nothing finite.
         """
-        if not self.greedy:
+        if not self.chooses:
             return DrawnToken(self.distribution(row, context, drafted))
-        row = self._with_candidates(self.process(row, context, drafted))
-        return LikeliestToken(row, _argmax(row))
+        scores = self.scores(row, context, drafted)
+        return ChosenToken(scores, scores.best)
 
 
 def draw(distribution: Distribution, rng: Rng) -> int:
@@ -311,7 +370,7 @@ def keep_typical_p(probs: Floats, limit: float) -> NDArray[np.intp]:
     return np.sort(order[:n_kept])
 
 
-def _argmax(row: Row) -> int:
+def _argmax(row: Row | Floats) -> int:
     token = int(row.argmax())
     _check_finite(row[token])
     return token

@@ -34,27 +34,31 @@ def verify(
 ) -> Verdict:
     """Verify a draft of k tokens against the target's logits, shape [k + 1, n_vocab].
 
-    Row i follows ``context`` and the first i draft tokens. ``rule`` is "token" or "block"; greedy
-    sampling needs neither. Only rows that can still matter become probabilities. The draft ends
-    before a bad row: the tokens before it are judged as a draft of their own, so that no text fails
-    for a row that the target alone would not have read. Raises LogitsError if row 0 is bad.
+    Row i follows ``context`` and the first i draft tokens. ``rule`` is "token" or "block". A
+    sampler that chooses, which is greedy or has Gumbel noise ("coupled"), needs neither. Only rows
+    that can still matter become probabilities. The draft ends before a bad row: the tokens before
+    it are judged as a draft of their own, so that no text fails for a row that the target alone
+    would not have read. Raises LogitsError if row 0 is bad.
     """
     tokens = draft.tokens
-    if sampler.greedy:
-        return greedy(tokens, lambda i: sampler.argmax(rows[i], context, tokens[:i]))
+    if sampler.chooses:
+        return matching(tokens, lambda i: sampler.choose(rows[i], context, tokens[:i]))
     judge = block_rejection if rule == "block" else rejection
     return judge(draft, lambda i: sampler.distribution(rows[i], context, tokens[:i]), rng)
 
 
-def greedy(tokens: Sequence[int], argmax: Callable[[int], int]) -> Verdict:
-    """Accept while the draft token is the target's likeliest one."""
+def matching(tokens: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+    """Accept while the draft token is the one that the target chooses.
+
+    The emitted tokens are the target's choices, so the draft decides only how many there are.
+    """
     for i, token in enumerate(tokens):
-        best = _unless_bad(argmax, i)
-        if best is None:
+        chosen = _unless_bad(choose, i)
+        if chosen is None:
             return _accepted(tokens[:i])
-        if token != best:
-            return _rejected(tokens, i, best)
-    return _accepted(tokens, _unless_bad(argmax, len(tokens)))
+        if token != chosen:
+            return _rejected(tokens, i, chosen)
+    return _accepted(tokens, _unless_bad(choose, len(tokens)))
 
 
 def rejection(draft: Draft, target_probs: Callable[[int], Distribution], rng: Rng) -> Verdict:

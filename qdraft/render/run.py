@@ -124,12 +124,12 @@ def describe_bit_identity(identity: BitIdentity) -> str:
     return f"the target runs alone: rows of any draft {differ}{remedy}"
 
 
-def check_view(check: Check, *, greedy: bool) -> RenderableType:
+def check_view(check: Check) -> RenderableType:
     """One line: the same text, or where it forks from the target alone, and why that may be."""
     noise = "" if check.noise is None else f"measured noise {check.noise:.2g}"
     if check.same:
         result = "same as the target alone"
-        if not greedy:
+        if not check.by_token:
             result = "every token is in the target's support"
         return line("check", result, noise)
     cause = "numerics explain it" if check.explained else "numerics do not explain it: a bug"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qdraft.decoding.drafters.kinds import KINDS
+from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import schedule_for
 from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, SamplingParams
@@ -47,7 +48,8 @@ class Generation:
         self._pair = session.pair
         self._params = params
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
-        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors)
+        gumbel = GumbelNoise(self._rng.seed) if params.verification == "coupled" else None
+        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors, gumbel)
         self._reader = TextReader(self._pair.vocab, params.stop, special=params.special)
         self._decoding: Decoding | None = None
         self._started_at: float | None = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.engine import n_common
+from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.constants import CONSTANTS, PolicyConstants
 from qdraft.decoding.policy.learned import Learned
@@ -282,12 +283,13 @@ def _replay_text(text: TextRecording, way: _Way, rng: SeededRng) -> list[Round]:
     draft = _Draft(complete(text.own), shared, text, clock, way.costs)
     kv_copy = _KvCopy(target, draft) if way.share_kv else None
     n_vocab = target.vocab.n_tokens
+    gumbel = GumbelNoise(rng.seed) if way.params.verification == "coupled" else None
     return list(
         Decoding(
             target,
             ModelDrafter(draft, n_vocab, kv_copy),
             [0] * text.n_prompt,
-            Sampler(way.sampling, n_vocab),
+            Sampler(way.sampling, n_vocab, gumbel=gumbel),
             schedule_for(way.params, way.params.most_drafted, way.learned),
             rng,
             clock,

@@ -51,13 +51,15 @@ class Tried:
             name += f" {params.n_draft}"
         if name == "confidence" and params.p_min is not None:
             name += f" {params.p_min:g}"
-        return name if params.verification == "block" else f"{name} (token)"
+        rule = params.verification
+        return name if rule == "block" else f"{name} ({rule})"
 
 
 def list_ways(temperature: float) -> list[DecodeParams]:
     """The ways to replay: auto, fixed lengths and confidences.
 
-    Above temperature 0, each comes under both rules of verification.
+    Above temperature 0, each comes under both rules of rejection. The rule "coupled" is there for
+    its texts: block verification accepts more.
     """
     params = [DecodeParams()]
     params += [DecodeParams(draft_policy="fixed", n_draft=n) for n in LENGTHS]

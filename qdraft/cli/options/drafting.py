@@ -59,8 +59,9 @@ class DraftingOptions(Group):
         option(
             _PANEL,
             "--verification",
-            help="How the target accepts sampled drafts: as a whole (block) or token by token "
-            "(token).",
+            help="How the target accepts sampled drafts: as a whole (block), token by token "
+            "(token), or if it chooses the same token (coupled). Under coupled, a seed gives the "
+            "same text whatever is drafted.",
         ),
         Formerly("--verify"),
     ] = "block"

@@ -108,7 +108,8 @@ class SamplingOptions(Group):
             _PANEL,
             "-s",
             "--seed",
-            help="Random seed; -1 draws one. A seed repeats a text under --draft-policy fixed.",
+            help="Random seed; -1 draws one. A seed repeats a text under --verification coupled, "
+            "or under --draft-policy fixed.",
         ),
     ] = -1
 

@@ -81,7 +81,7 @@ class ModelDrafter:
                 n_rows += 1
                 proposal = sampler.propose(row, context, offers.tokens)
                 # Sampled drafts record theirs always: the acceptance table learns from it.
-                weighed = gate.weighs_confidence or not sampler.greedy
+                weighed = gate.weighs_confidence or not sampler.chooses
                 confidence = proposal.confidence if weighed else 1.0
                 if not gate.take(self.source, confidence):
                     break
