@@ -39,6 +39,14 @@ def config_dir() -> Path:
     return _user_dir("QDRAFT_CONFIG_DIR", platformdirs.user_config_dir)
 
 
+def data_dir() -> Path:
+    """Return the directory of the user's chats.
+
+    That is QDRAFT_DATA_DIR, else the user's data directory. Raises OSError if there is neither.
+    """
+    return _user_dir("QDRAFT_DATA_DIR", platformdirs.user_data_dir)
+
+
 def _user_dir(variable: str, find_usual: Callable[[str], str]) -> Path:
     """Return the directory that the variable names, else the usual one, which needs a home."""
     if given := os.environ.get(variable):

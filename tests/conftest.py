@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own configuration."""
     monkeypatch.setenv("QDRAFT_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("QDRAFT_DATA_DIR", str(tmp_path / "data"))
     for name in ("QDRAFT_MODELS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

@@ -14,6 +14,7 @@ import typer
 from qdraft import __version__
 from qdraft.cli import models
 from qdraft.cli.bench import bench
+from qdraft.cli.chat import ChatCommand, chat
 from qdraft.cli.command import QdraftCommand, QdraftGroup
 from qdraft.cli.compare import compare
 from qdraft.cli.devices import devices
@@ -40,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=PairCommand)(run)
+app.command(cls=ChatCommand)(chat)
 app.command()(make)
 app.command(cls=PairCommand)(bench)
 app.command()(compare)

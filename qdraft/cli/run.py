@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import typer
@@ -54,7 +54,7 @@ def run(
         n_predict=text.n_predict, seed=sampling.seed, stop=text.stops(), special=text.special
     )
     sampling.params()  # raises before anything is loaded
-    _refuse_combinations(models, drafting, devices)
+    refuse_combinations(models, drafting, devices)
     output.set_log_levels()
     devices.engines()  # raises before the prompt is read
     prompt = text.read_prompt()
@@ -80,7 +80,7 @@ def run(
         )
 
 
-def _refuse_combinations(
+def refuse_combinations(
     models: ModelOptions, drafting: DraftingOptions, devices: DeviceOptions
 ) -> None:
     """Raise UsageError for options of a draft that is not there."""
@@ -99,7 +99,7 @@ def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, g
         stream = TextStream(color=output.color, raw=output.raw_output)
     check = None
     try:
-        for chunk in _with_progress(pair, generation, quiet=output.quiet):
+        for chunk in with_progress(pair, generation, quiet=output.quiet):
             if stream:
                 stream.write(chunk)
         if output.check:
@@ -114,9 +114,9 @@ def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, g
     return status
 
 
-def _with_progress(pair: Pair, generation: Generation, *, quiet: bool) -> Iterator[Chunk]:
+def with_progress(pair: Pair, text: Iterable[Chunk], *, quiet: bool) -> Iterator[Chunk]:
     """Give the chunks of a text; if reading the prompt takes long, show how far that is."""
-    chunks = iter(generation)
+    chunks = iter(text)
     with ProgressBars(quiet=quiet) as bars:
         pair.show_progress(bars.report)
         first = list(islice(chunks, 1))

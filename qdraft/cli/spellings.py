@@ -69,7 +69,7 @@ _NOT_NEEDED = {
 
 # By what to use instead. A value after ``=`` is one that asks for nothing.
 _MISSING = {
-    "qdraft run writes one answer to one prompt, so leave it out": "-cnv --conversation -i "
+    "use qdraft chat": "-cnv --conversation -i "
     "--interactive -if --interactive-first -mli --multiline-input -ins --instruct -cml --chatml",
     "write it into the prompt": "--in-prefix= --in-suffix= --in-prefix-bos",
     'use -sys "$(cat FILE)"': "-sysf= --system-prompt-file=",

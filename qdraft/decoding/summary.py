@@ -79,6 +79,11 @@ class Summary:
     conclusion: str | None
 
     @property
+    def is_comparable(self) -> bool:
+        """Tell whether the text has enough drafts to compare its speed with the target alone."""
+        return self.speedup is not None and sum(self.accepted_histogram) >= _ENOUGH
+
+    @property
     def doubts(self) -> list[str]:
         """Sentences: what makes the figures less certain than they look."""
         doubts = []

@@ -1,0 +1,1 @@
+"""A chat with a pair: its messages and their tokens, its transcript and its commands."""
