@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import time
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 import tiny
 from invoke import qdraft, schema
+from rich.console import Console
+from zoo import ZOO
 
 from qdraft.errors import ModelFileError
 from qdraft.gguf.facts import read_facts
 from qdraft.gguf.header import LongArray, read_header
 from qdraft.gguf.pairing import relate
 from qdraft.llama.quantize import Recipe, quantize
+from qdraft.render.inspect import facts_view
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,20 @@ def test_facts(model: Path) -> None:
 def test_experts(tmp_path: Path) -> None:
     moe = read_facts(tiny.mixture(tmp_path / "moe.gguf"))
     assert (moe.n_experts, moe.n_experts_used) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mamba", "recurrent: a state in 3 of 3 layers, 28.5 KiB for each text"),
+        ("nemotron-h", "KV heads 2, trained on 4096, hybrid: a state in 1 of 3 layers, 10.2 KiB"),
+    ],
+)
+def test_a_state(name: str, shape: str, tmp_path: Path) -> None:
+    console = Console(width=200, file=io.StringIO())
+    console.print(facts_view(read_facts(ZOO[name].write(tmp_path / "m.gguf")), None))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shape in " ".join(text.split())
 
 
 def test_q2_k_in_name_only(smollm2: tuple[Path, Path]) -> None:

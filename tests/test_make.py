@@ -18,11 +18,12 @@ import tiny
 from fakes import Clock, engine, table_logits
 from invoke import qdraft as invoke
 from invoke import schema
+from zoo import ZOO
 
 from qdraft import EngineParams, Pair, PairSpec, SamplingParams, disk
 from qdraft.cli.make import parse_layers, parse_tensor_types
 from qdraft.decoding.policy.model import best_n_draft, speedup
-from qdraft.errors import DiskSpaceError, UsageError
+from qdraft.errors import DiskSpaceError, ParameterError, UsageError
 from qdraft.gguf.facts import read_facts
 from qdraft.llama.progress import no_progress
 from qdraft.llama.quantize import QuantizePreview, Recipe, preview, quantize
@@ -31,7 +32,7 @@ from qdraft.making.calibration import built_in_text, write_texts
 from qdraft.making.costs import WIDTHS, measure_costs
 from qdraft.making.job import DraftJob, path_beside
 from qdraft.making.overlap import Overlap, measure_overlap
-from qdraft.making.try_recipes import TriedRecipe, list_recipes
+from qdraft.making.try_recipes import TriedRecipe, list_recipes, prunable_layers, require_prunable
 from qdraft.pairs import editing as models_file
 from qdraft.pairs import registry
 from qdraft.paths import new_file
@@ -120,6 +121,20 @@ class TestSearch:
         assert "Q2_K attn_=q4_k" in names
         assert "Q2_K without 3 layers" in names
         assert not any(r.file_type.startswith("IQ") for r in list_recipes(None, 4))
+
+    def test_layers_are_left_out_where_all_are_alike(self, tmp_path: Path) -> None:
+        """llama.cpp keeps the lists and periods that say which layers of a hybrid are recurrent."""
+        recipe = Recipe("Q4_0", prune_layers=(1,))
+        for name, n in (("mamba", 3), ("falcon-h1", 3), ("lfm2", 0), ("qwen35", 0)):
+            facts = read_facts(ZOO[name].write(tmp_path / f"{name}.gguf"))
+            assert prunable_layers(facts) == n
+            if n:
+                require_prunable(facts, recipe)
+                continue
+            with pytest.raises(
+                ParameterError, match=r"prune_layers does not work with .* a hybrid"
+            ):
+                require_prunable(facts, recipe)
 
     def test_what_was_tried_in_json(self) -> None:
         for recipe in list_recipes(Path("m"), 30):

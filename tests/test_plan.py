@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import jsonschema
 import pytest
 import tiny
 from invoke import one_error, qdraft, schema
+from rich.console import Console
+from zoo import ZOO
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -19,7 +22,8 @@ from qdraft.llama.params import EngineParams
 from qdraft.llama.spec import PairSpec
 from qdraft.placement.needs import measure_needs, weights_by_layer
 from qdraft.placement.plan import Given, make_plan
-from qdraft.render.plan import plan_report
+from qdraft.render.console import THEME
+from qdraft.render.plan import plan_report, plan_view
 from qdraft.session.compare_loaded import MemoryRow, compare_loaded
 from qdraft.session.opening import open_spec
 
@@ -61,6 +65,26 @@ def test_a_cache_grows_with_the_context_and_with_its_type(tmp_path: Path) -> Non
     assert sizes[1024, "f16"] == pytest.approx(1024 * per_cell, rel=0.05)
     assert sizes[2048, "f16"] == pytest.approx(2 * sizes[1024, "f16"], rel=0.02)
     assert sizes[1024, "f32"] == pytest.approx(1.5 * sizes[1024, "f16"], rel=0.02)
+
+
+def test_states_are_planned_for(tmp_path: Path) -> None:
+    """The context does not change them, and the JSON and the table have them."""
+    path = ZOO["rwkv7"].write(tmp_path / "m.gguf")
+    short, long = (
+        make_plan(PairSpec.of(path, None, EngineParams(n_ctx=n)).models) for n in (256, 512)
+    )
+    report = plan_report(short, None)
+    jsonschema.validate(json.loads(json.dumps(report)), schema("plan"))
+    (states,) = short.states
+    assert states == long.states.target
+    assert report["states"][0]["n_bytes"] == states.n_bytes
+    assert short.uses[-1].target.state == pytest.approx(states.n_bytes, abs=2)
+    assert short.uses[-1].target.kv == 0
+    console = Console(width=100, file=io.StringIO(), theme=THEME)
+    console.print(plan_view(short))
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "weights KV state compute sum" in text
+    assert f"the target keeps {states.n_texts} recurrent states of 0.095 MiB" in text
 
 
 @pytest.mark.real

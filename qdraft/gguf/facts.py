@@ -13,6 +13,7 @@ from qdraft.gguf.header import TOKENS, Header, LongArray, Tensor, Value
 from qdraft.gguf.kind import file_kind
 from qdraft.gguf.parts import read_parts
 from qdraft.gguf.recommended import Recommended, read_recommended
+from qdraft.gguf.state import recurrent_state
 
 _TYPE_OF_FILE = re.compile(r"^(I?Q\d+|TQ\d|F16|F32|BF16|MXFP4|NVFP4)")
 
@@ -38,6 +39,8 @@ class Facts:
     n_experts: int | None
     n_experts_used: int | None
     recurrent: bool
+    n_recurrent_layers: int
+    state_bytes: int  # of the recurrent state of one text
     vocabulary: str
     pre_tokenizer: str
     n_vocab: int | None
@@ -66,6 +69,7 @@ def read_facts(path: Path) -> Facts:
 def _facts(headers: Sequence[Header]) -> Facts:
     head = headers[0]
     kind = file_kind(headers)
+    state = recurrent_state(headers)
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = head.text("general.architecture")
 
@@ -100,6 +104,8 @@ def _facts(headers: Sequence[Header]) -> Facts:
         n_experts=number("expert_count"),
         n_experts_used=number("expert_used_count"),
         recurrent=kind.recurrent,
+        n_recurrent_layers=len(state.layers) if state else 0,
+        state_bytes=state.n_bytes if state else 0,
         vocabulary=head.text("tokenizer.ggml.model"),
         pre_tokenizer=head.text("tokenizer.ggml.pre"),
         n_vocab=_length(tokens) or number("vocab_size"),

@@ -22,7 +22,9 @@ from qdraft.gguf.identify import require_gguf
 _NUMBERS = zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)  # the value types of gguf.h
 _FORMATS = {kind: struct.Struct(f"<{form}") for kind, form in _NUMBERS}
 _STRING, _ARRAY = 8, 9
-_SHORT = 64  # of a longer array, qdraft keeps only the length and a digest
+# Of a longer array, qdraft keeps only the length and a digest. llama.cpp takes 512 layers at most,
+# and each may have a number of its own.
+_SHORT = 512
 _LONG_TEXT = 1 << 22  # bytes; of a longer text, qdraft keeps only the length and a digest
 # Limits well above every known model: a vocabulary has up to 300,000 tokens and twice the merges.
 _MAX_KEYS, _MAX_TENSORS, _MAX_TEXTS = 1 << 14, 1 << 18, 1 << 21
@@ -86,13 +88,14 @@ class Header:
         return value if isinstance(value, str) else ""
 
     def number(self, key: str) -> int | None:
-        """Return a count of the metadata; the first one if there is one for each layer.
+        """Return a count of the metadata; the largest one if there is one for each layer.
 
-        None if it is missing, not a whole number, or negative.
+        Layers without attention have 0 heads. None if it is missing, not a whole number, or
+        negative.
         """
         value = self.metadata.get(key)
-        if isinstance(value, tuple) and value:
-            value = value[0]
+        if isinstance(value, tuple) and all(isinstance(n, int) for n in value):
+            value = max(value, default=-1)  # type: ignore[type-var]
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         return value if is_count else None  # type: ignore[return-value]
 

@@ -109,7 +109,8 @@ class FileKind:
     """What a file is.
 
     ``noun`` names it in a sentence. ``refusal`` says why it can be neither target nor draft, after
-    the name of the file; empty if it can. ``recurrent`` models can run, but with no draft.
+    the name of the file; empty if it can. ``recurrent`` models keep a state, beside KV cells or in
+    place of them.
     """
 
     name: str

@@ -78,14 +78,21 @@ ELSEWHERE = LogPattern(
         "device CPU (usually due to missing support)": ("1", "CUDA0", "Flash Attention", "CPU"),
     },
 )
-# Making a context: the MiB of a cache, even if the weights were not loaded.
+# Making a context: the MiB of a KV cache, even if the weights were not loaded.
 CACHE_SIZE = LogPattern(
-    r"(?:kv_cache|memory_recurrent)\w*: +size = +([\d.]+) MiB",
+    r"kv_cache\w*: +size = +([\d.]+) MiB",
     {
         "llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  8/1 seqs), K (f16):    "
         "0.03 MiB, V (f16):    0.03 MiB": ("0.06",),
+    },
+)
+# The same for recurrent states: their MiB, the number of texts, and how many tokens back each text
+# keeps the states of.
+STATE_SIZE = LogPattern(
+    r"memory_recurrent\w*: +size = +([\d.]+) MiB \( *(\d+) cells, .* (\d+) rs_seq\)",
+    {
         "llama_memory_recurrent: size =    0.01 MiB (     2 cells,   1 layers,  2 seqs  0 rs_seq), "
-        "R (f32):    0.00 MiB, S (f32):    0.01 MiB, P (f32):    0.00 MiB": ("0.01",),
+        "R (f32):    0.00 MiB, S (f32):    0.01 MiB, P (f32):    0.00 MiB": ("0.01", "2", "0"),
     },
 )
 # Loading and making a context: memory has run out.

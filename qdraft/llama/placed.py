@@ -25,21 +25,44 @@ from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, SPLIT_MODES, EngineParams
 CPU = "CPU"
 _MIB = 2**20
 _TOGETHER = "Meta("  # llama.cpp's name for all devices together, under split mode tensor
-_KINDS = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
+_KINDS = {
+    "model": "weights",
+    "KV": "kv",
+    "RS": "state",
+    "compute": "compute",
+    "output": "compute",
+}
+MEMORY_KINDS = ("weights", "kv", "compute", "state")  # in the order of Share
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds of a model: layers, and bytes of memory."""
+    """What one device holds of a model: layers, and bytes of memory.
+
+    ``state`` are those of recurrent states, of all texts.
+    """
 
     n_layers: int = 0
     weights: int = 0
     kv: int = 0
     compute: int = 0
+    state: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.compute + self.state
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The recurrent states that a context has room for: ``n_bytes`` together.
+
+    They are those of ``n_texts`` texts, and for each text ``n_back`` earlier ones.
+    """
+
+    n_bytes: int = 0
+    n_texts: int = 0
+    n_back: int = 0
 
 
 class _Override(ctypes.Structure):
@@ -213,7 +236,7 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     shares = {
         name: Share(
             holders.count(name),
-            *(round(sizes[name, kind] * _MIB) for kind in ("weights", "kv", "compute")),
+            *(round(sizes[name, kind] * _MIB) for kind in MEMORY_KINDS),
         )
         for name in names
     }
@@ -229,6 +252,14 @@ def read_back(lines: Iterable[str], known: Sequence[Device]) -> Placed:
     )
 
 
+def states_of(lines: Iterable[str]) -> States:
+    """Return the recurrent states of a context, from llama.cpp's log of making it."""
+    for line in lines:
+        if match := logs.STATE_SIZE.search(line):
+            return States(round(float(match[1]) * _MIB), int(match[2]), int(match[3]))
+    return States()
+
+
 def surprises_of(placed: Placed, params: EngineParams) -> list[str]:
     """Return sentences about what is on the CPU although the params put it on a device."""
     total = len(placed.layers)
@@ -239,8 +270,8 @@ def surprises_of(placed: Placed, params: EngineParams) -> list[str]:
             f"{n_asked} layers should be on devices, but {n_asked - placed.n_offloaded} of them "
             "are on the CPU"
         )
-    on_cpu = placed.shares.get(CPU, Share()).kv
-    if params.kv_offload and on_cpu and placed.n_offloaded == total:
+    on_cpu = placed.shares.get(CPU, Share())
+    if params.kv_offload and on_cpu.kv and placed.n_offloaded == total:
         surprises.append("all layers are on devices, but a part of the KV cache is on the CPU")
     return surprises
 

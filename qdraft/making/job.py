@@ -17,7 +17,7 @@ from qdraft.llama.quantize import MOST_BYTES, Recipe, preview
 from qdraft.making.calibration import N_WRITTEN
 from qdraft.making.make import N_CTX, Made, make_draft, search_draft
 from qdraft.making.matrix import make_matrix
-from qdraft.making.try_recipes import TriedRecipe, list_recipes
+from qdraft.making.try_recipes import TriedRecipe, list_recipes, prunable_layers, require_prunable
 from qdraft.pairs import editing, registry
 
 DEFAULT_TYPE = "Q2_K"  # of a draft if no type is asked for
@@ -78,6 +78,7 @@ class DraftJob:
             )
         known = registry.load(self.models_file, new=True).entries
         for recipe in recipes:
+            require_prunable(self.facts, recipe)
             path = self.path_of(recipe)
             registry.require_name(self.name or path.stem, "the name of the pair")
             if path.is_dir():
@@ -102,7 +103,7 @@ class DraftJob:
         A ``search`` tries ``recipes``, none: the default ones, and makes one of them. A draft with
         an importance matrix, which is given or ``collects``, is compared with one without.
         """
-        recipes = recipes or list_recipes(None, self.facts.n_layers)
+        recipes = recipes or list_recipes(None, prunable_layers(self.facts))
         n_files = 1 if search else len(recipes)
         if (n_files + 1) * MOST_BYTES * self.facts.n_parameters < free_bytes(self.folder):
             return

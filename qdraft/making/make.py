@@ -16,7 +16,13 @@ from qdraft.llama.quantize import Quantized, Recipe, preview, quantize
 from qdraft.llama.spec import PairSpec
 from qdraft.making.calibration import write_texts
 from qdraft.making.overlap import Overlap, measure_overlap
-from qdraft.making.try_recipes import TriedRecipe, list_recipes, try_recipes
+from qdraft.making.try_recipes import (
+    TriedRecipe,
+    list_recipes,
+    prunable_layers,
+    require_prunable,
+    try_recipes,
+)
 from qdraft.paths import scratch_folder
 from qdraft.session.opening import open_spec
 
@@ -74,6 +80,7 @@ def make_draft(  # noqa: PLR0913 (what is made of what, and how it is judged)
     """
     facts = require_model(target)
     require_rollback(facts)
+    require_prunable(facts, recipe)
     target = facts.path
     if path.exists() and any(path.samefile(part) for part in facts.parts):
         raise UsageError(f"{path} is the target itself and would be overwritten")
@@ -117,7 +124,7 @@ def search_draft(
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     facts = require_model(target)
     require_rollback(facts)
-    candidates = candidates or list_recipes(matrix, facts.n_layers)
+    candidates = candidates or list_recipes(matrix, prunable_layers(facts))
     texts = write_held_out(target, params, _N_SEARCHED, progress)
     with scratch_folder(folder or target.parent) as temporary:
         return try_recipes(

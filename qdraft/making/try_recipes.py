@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft.decoding.policy.model import Costs, best_n_draft
-from qdraft.errors import QDraftError
+from qdraft.errors import ParameterError, QDraftError
+from qdraft.gguf.facts import Facts
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress
@@ -61,6 +62,26 @@ def list_recipes(matrix: Path | None, n_layers: int | None) -> list[Recipe]:
         # Every eighth layer, but not the first and the last ones, which matter most.
         recipes.append(replace(two_bits, prune_layers=tuple(range(4, n_layers - 2, 8))))
     return recipes
+
+
+def prunable_layers(facts: Facts) -> int:
+    """Return the number of layers from which some can be left out; 0 for a hybrid.
+
+    llama.cpp numbers the layers that stay anew. It does not change the file's lists and periods
+    that say which layers are recurrent.
+    """
+    alike = facts.n_recurrent_layers in (0, facts.n_layers)
+    return (facts.n_layers or 0) if alike else 0
+
+
+def require_prunable(facts: Facts, recipe: Recipe) -> None:
+    """Raise ParameterError if ``recipe`` leaves out layers of a hybrid."""
+    if recipe.prune_layers and not prunable_layers(facts):
+        raise ParameterError(
+            f"prune_layers does not work with {facts.path.name}, a hybrid: llama.cpp would take "
+            "the layers that stay for others, recurrent ones for attention",
+            hint="leave it out",
+        )
 
 
 def try_recipes(

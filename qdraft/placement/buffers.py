@@ -21,6 +21,7 @@ _GIB = 2**30
 _N_CTX_STEP = 256
 # A machine with so many times what a simple model would need is not worth asking llama.cpp.
 _AMPLE = 4
+_N_STATES = 64  # recurrent states that a context holds: of its texts, and of tokens before
 
 
 def default_margin(n_bytes: int) -> int:
@@ -59,20 +60,21 @@ def buffers_on_host(models: Both[ModelSpec]) -> int:
     for model in models:
         shares = dry_run(model.path, model.params).shares
         on_cpu = shares.get(CPU, Share())
-        total += on_cpu.kv + on_cpu.compute + (0 if _is_mapped(model) else on_cpu.weights)
+        total += on_cpu.kv + on_cpu.state + on_cpu.compute
+        total += 0 if _is_mapped(model) else on_cpu.weights
         total += sum(share.total for name, share in shares.items() if name in unified)
     return total
 
 
 def _rough_need(model: ModelSpec, facts: Facts) -> int:
-    """Return the bytes for 32-bit cells as wide as the model, and for scores without shortcuts."""
+    """Return the bytes for 32-bit cells as wide as the model, for states, and for all scores."""
     if not facts.n_layers or not facts.n_embd:
         return 2**60
     params, n_ctx = model.params, _n_ctx(model, facts)
     weights = 0 if _is_mapped(model) else facts.n_bytes
     cells = 8 * n_ctx * facts.n_layers * facts.n_embd
     scores = 4 * n_ctx * params.physical_batch * (facts.n_head or 1)
-    return weights + cells + scores + _GIB // 4
+    return weights + cells + scores + _N_STATES * facts.state_bytes + _GIB // 4
 
 
 def _is_mapped(model: ModelSpec) -> bool:

@@ -8,11 +8,11 @@ assumptions, and the plan lists them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdraft.decoding.policy.model import best_n_draft
 from qdraft.decoding.records import DecodeParams
-from qdraft.llama.placed import Share
+from qdraft.llama.placed import Share, States
 
 # The extra time of one more row in a verify batch, as a share of the time of one row. The weights
 # are read once for all rows, but a CPU soon computes for longer than it reads.
@@ -27,7 +27,9 @@ class Needs:
     ``weights`` and ``kv`` have one entry per layer and a last one for the output, which is the
     embedding matrix itself if ``tied``. Each device with a layer needs ``compute`` bytes of compute
     buffers, which grow by ``compute_per_token`` bytes per token of context. ``input`` bytes of
-    weights and ``kv_on_cpu`` bytes of cache always stay with the CPU.
+    weights and ``kv_on_cpu`` bytes of cache always stay with the CPU. ``state`` are the bytes of
+    recurrent states by layer, which the context does not change, and ``state_on_cpu`` those that
+    stay with the CPU; ``states`` says what they are.
     """
 
     n_ctx: int
@@ -38,6 +40,9 @@ class Needs:
     compute_per_token: float = 0.0
     tied: bool = False
     kv_on_cpu: int = 0
+    state: tuple[int, ...] = ()
+    state_on_cpu: int = 0
+    states: States = field(default_factory=States)
 
     @property
     def n_layers(self) -> int:
@@ -57,8 +62,9 @@ class Needs:
         return replace(self, weights=weights, input=round(factor * self.input))
 
     def of(self, start: int, end: int) -> int:
-        """Return the bytes of weights and caches of the layers from ``start`` to before ``end``."""
-        return sum(self.weights[start:end]) + sum(self.kv[start:end])
+        """Return all bytes of the layers from ``start`` to before ``end``."""
+        parts = (self.weights, self.kv, self.state)
+        return sum(sum(part[start:end]) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +129,16 @@ def shares_of(needs: Needs, counts: Sequence[int]) -> list[Share]:
     copied = needs.weights[-1] if needs.tied and start == needs.n_layers else 0
     weights = needs.input + sum(needs.weights[:start]) - copied
     kv = sum(needs.kv[:start]) + needs.kv_on_cpu
-    on_cpu = Share(start, weights, kv, needs.compute)
+    state = sum(needs.state[:start]) + needs.state_on_cpu
+    on_cpu = Share(start, weights, kv, needs.compute, state)
     shares = []
     for n in counts:
         end = start + n
         compute = needs.compute if n else 0
-        shares.append(Share(n, sum(needs.weights[start:end]), sum(needs.kv[start:end]), compute))
+        weights, kv, state = (
+            sum(part[start:end]) for part in (needs.weights, needs.kv, needs.state)
+        )
+        shares.append(Share(n, weights, kv, compute, state))
         start = end
     return [*shares, on_cpu]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from qdraft.gguf.header import Header
 from qdraft.gguf.parts import read_parts
+from qdraft.gguf.state import recurrent_state
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.devices import devices
 from qdraft.llama.logs import CACHE_SIZE
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import ALL_LAYERS, MAX_N_CTX, EngineParams
-from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back
+from qdraft.llama.placed import CPU, Placed, Share, chosen_devices, read_back, states_of
 from qdraft.placement.choose import Needs
 
 _MIB = 2**20
@@ -32,7 +33,8 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     model = LlamaModel(path, wanted, dry=True)
     try:
         context = LlamaContext(model, wanted)
-        n_ctx, cache, compute = context.n_ctx, _cache(context.lines), _compute(context.placed)
+        n_ctx, compute = context.n_ctx, _compute(context.placed)
+        cache, kept = _cache(context.lines), states_of(context.lines)
         context.close()
         other = LlamaContext(model, replace(wanted, n_ctx=_another(n_ctx)))
         of_other = _compute(other.placed)
@@ -42,14 +44,21 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     headers = read_parts(path)
     weights, rest = weights_by_layer(headers)
     n = len(weights) - 1
-    shares = _kv_shares(headers[0], n)
-    kv = [round(cache * share) for share in shares]
-    on_cpu = 0 if params.kv_offload else cache  # then the cache stays away from the layers
-    if on_cpu:
-        kv = [0] * n
-    per_token = max(0.0, (of_other - compute) / (_another(n_ctx) - n_ctx))
-    tied = is_tied(headers)
-    return Needs(n_ctx, tuple(weights), (*kv, 0), rest, compute, per_token, tied, on_cpu)
+    of_kv, of_state = _cache_shares(headers, n)
+    near = params.kv_offload  # else caches and states stay away from the layers
+    return Needs(
+        n_ctx,
+        tuple(weights),
+        kv=(*(round(near * cache * share) for share in of_kv), 0),
+        input=rest,
+        compute=compute,
+        compute_per_token=max(0.0, (of_other - compute) / (_another(n_ctx) - n_ctx)),
+        tied=is_tied(headers),
+        kv_on_cpu=0 if near else cache,
+        state=(*(round(near * kept.n_bytes * share) for share in of_state), 0),
+        state_on_cpu=0 if near else kept.n_bytes,
+        states=kept,
+    )
 
 
 def _another(n_ctx: int) -> int:
@@ -62,22 +71,27 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
     model = LlamaModel(path, params, dry=True)
     try:
         context = LlamaContext(model, params)
-        placed, cache = read_back(context.lines, devices()), _cache(context.lines)
+        placed = read_back(context.lines, devices())
+        cache, states = _cache(context.lines), states_of(context.lines).n_bytes
         context.close()
     finally:
         model.close()
     headers = read_parts(path)
     weights, rest = weights_by_layer(headers)
-    shares = {name: replace(share, weights=0, kv=0) for name, share in placed.shares.items()}
+    empty = {"weights": 0, "kv": 0, "state": 0}
+    shares = {name: replace(share, **empty) for name, share in placed.shares.items()}
     shares.setdefault(CPU, Share())
-    kv = _kv_shares(headers[0], len(weights) - 1)
+    of_kv, of_state = _cache_shares(headers, len(weights) - 1)
     for i, device in enumerate(placed.layers):
         is_counted = device == CPU and i == len(weights) - 1 and is_tied(headers)
         share = shares[device]
         shares[device] = replace(share, weights=share.weights + (0 if is_counted else weights[i]))
+        if i == len(weights) - 1:  # the output has no cache
+            continue
         holder = device if params.kv_offload else CPU
-        of_cache = round(cache * kv[i]) if i < len(kv) else 0
-        shares[holder] = replace(shares[holder], kv=shares[holder].kv + of_cache)
+        held = shares[holder]
+        kv, state = round(cache * of_kv[i]), round(states * of_state[i])
+        shares[holder] = replace(held, kv=held.kv + kv, state=held.state + state)
     shares[CPU] = replace(shares[CPU], weights=shares[CPU].weights + rest)
     return replace(placed, shares=shares)
 
@@ -133,18 +147,29 @@ def is_tied(headers: list[Header]) -> bool:
     return "output.weight" not in names
 
 
-def _kv_shares(header: Header, n_layers: int) -> list[float]:
-    """Return the share of each layer in the cache, by its KV heads if the file lists them."""
-    architecture = header.text("general.architecture")
-    heads = header.metadata.get(f"{architecture}.attention.head_count_kv")
-    by_layer = [float(n) for n in heads] if isinstance(heads, tuple) else []  # type: ignore[arg-type]
-    if len(by_layer) != n_layers or not sum(by_layer):
-        by_layer = [1.0] * n_layers
-    return [n / sum(by_layer) for n in by_layer]
+def _cache_shares(headers: list[Header], n_layers: int) -> tuple[list[float], list[float]]:
+    """Return the share of each layer in the KV cache, and its share in the recurrent states.
+
+    Layers differ in KV cells by their KV heads if the file lists them. A layer with a state has no
+    cells, except in models whose layers have both.
+    """
+    architecture = headers[0].text("general.architecture")
+    state = recurrent_state(headers)
+    with_state = [float(state is not None and i in state.layers) for i in range(n_layers)]
+    heads = headers[0].metadata.get(f"{architecture}.attention.head_count_kv")
+    cells = [float(n) for n in heads] if isinstance(heads, tuple) else []  # type: ignore[arg-type]
+    if len(cells) != n_layers or not sum(cells):
+        both = state is not None and state.beside_attention
+        cells = [1.0 if both else 1.0 - of_layer for of_layer in with_state]
+    return _normalized(cells), _normalized(with_state)
+
+
+def _normalized(values: list[float]) -> list[float]:
+    return [value / (sum(values) or 1.0) for value in values]
 
 
 def _cache(lines: list[str]) -> int:
-    """Return the bytes of all caches, from llama.cpp's log."""
+    """Return the bytes of all KV caches, from llama.cpp's log."""
     return round(_MIB * sum(float(m[1]) for line in lines if (m := CACHE_SIZE.search(line))))
 
 

@@ -9,7 +9,7 @@ from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts, require_model, require_rollback
 from qdraft.llama.devices import Device, devices, free_memory
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
-from qdraft.llama.placed import CPU, Share, chosen_devices, require_placeable
+from qdraft.llama.placed import CPU, Share, States, chosen_devices, require_placeable
 from qdraft.llama.spec import Both, ModelSpec
 from qdraft.placement.buffers import default_margin
 from qdraft.placement.choose import (
@@ -76,7 +76,8 @@ class Plan:
     place them; the latter have no draft if there is none or it is better left out. ``choices``
     are the best placement with the draft and the best of the target alone, the better one first.
     ``n_ctx_most`` is the largest context with these layers. ``smaller_draft`` is a file type
-    that would be faster, and its bytes. ``outlook`` is what to expect of weights that do not fit in
+    that would be faster, and its bytes. ``states`` are the recurrent states of the placed models,
+    without bytes if a model has none. ``outlook`` is what to expect of weights that do not fit in
     the CPU's memory, None if they do. ``estimated`` is True if this machine lacks the devices: a
     device's compute buffers are then assumed to be as large as the CPU's.
     """
@@ -89,6 +90,7 @@ class Plan:
     uses: tuple[Use, ...]
     choices: tuple[PlacementChoice, ...]
     smaller_draft: tuple[str, int] | None
+    states: Both[States]
     outlook: Outlook | None
     estimated: bool
     given: Given
@@ -179,6 +181,7 @@ def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
         uses=_uses(site, layout.shares),
         choices=layout.choices,
         smaller_draft=_smaller_draft(facts, layout, site.rooms, given.alpha),
+        states=Both(*(needs.states for needs, _ in layout.placed)),
         outlook=None if given.sizes else foresee(layout.models, given.alpha),
         estimated=site.estimated,
         given=given,

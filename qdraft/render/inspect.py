@@ -55,8 +55,12 @@ def _describe_shape(facts: Facts) -> list[str]:
     parts = [f"{name} {n}" for name, n in shape.items() if n]
     if facts.n_experts:
         parts.append(f"{facts.n_experts_used} of {facts.n_experts} experts")
-    if facts.recurrent:
-        parts.append("recurrent or hybrid: no drafting")
+    if facts.n_recurrent_layers:
+        kind = "recurrent" if facts.n_recurrent_layers == facts.n_layers else "hybrid"
+        parts.append(
+            f"{kind}: a state in {facts.n_recurrent_layers} of {facts.n_layers} layers, "
+            f"{_abbreviate_bytes(facts.state_bytes)} for each text"
+        )
     return parts
 
 
@@ -95,6 +99,10 @@ def pairing_view(pairing: Pairing) -> RenderableType:
         first, second = difference.first or "-", difference.second or "-"
         lines += wrapped("differ", f"{difference.what}: {first} / {second}")
     return Group(*lines)
+
+
+def _abbreviate_bytes(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
 def _abbreviate(n: int) -> str:

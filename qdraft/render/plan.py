@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qdraft.llama.placed import Share
+from qdraft.llama.placed import Share, States
 from qdraft.placement.outlook import Outlook, describe
 from qdraft.placement.plan import Plan
 from qdraft.placement.run_options import run_options
@@ -18,12 +18,14 @@ from qdraft.render.tables import Entry, Sheet, as_table
 from qdraft.session.compare_loaded import MemoryRow
 
 _GIB = 2**30
+_MIB = 2**20
+_KINDS = ("weights", "KV", "compute")
 
 
 def plan_view(plan: Plan) -> RenderableType:
     """What each device needs and has, and what follows from it."""
     needs: tuple[tuple[Entry, ...], ...] = tuple(
-        (use.device, model, share.n_layers, *(_gib(x) for x in _sizes(share)))
+        (use.device, model, share.n_layers, *(_gib(x) for x in _sizes(share, _has_state(plan))))
         for use in plan.uses
         for model, share in (("target", use.target), ("draft", use.draft))
         if share.total
@@ -32,7 +34,8 @@ def plan_view(plan: Plan) -> RenderableType:
         (use.device, use.description, _gib(use.free), _gib(use.margin), _gib(use.left))
         for use in plan.uses
     )
-    columns = ("device", "model", "layers", "weights", "KV", "compute", "sum")
+    kinds = ("weights", "KV", "state", "compute") if _has_state(plan) else _KINDS
+    columns = ("device", "model", "layers", *kinds, "sum")
     return Group(
         as_table(Sheet("Memory needed, GiB", columns, needs)),
         as_table(
@@ -49,12 +52,18 @@ def plan_view(plan: Plan) -> RenderableType:
             f"{plan.n_ctx} tokens; up to {plan.n_ctx_most} fit with these layers, and the model "
             f"was trained on {plan.n_ctx_train}",
         ),
+        *_state_lines(plan),
         *_advice_lines(plan),
     )
 
 
-def _sizes(share: Share) -> tuple[int, int, int, int]:
-    return share.weights, share.kv, share.compute, share.total
+def _has_state(plan: Plan) -> bool:
+    return any(states.n_bytes for states in plan.states)
+
+
+def _sizes(share: Share, has_state: bool) -> tuple[int, ...]:
+    state = (share.state,) if has_state else ()
+    return share.weights, share.kv, *state, share.compute, share.total
 
 
 def _gib(n_bytes: int) -> float:
@@ -97,6 +106,22 @@ def _speed_lines(plan: Plan) -> list[Text]:
             f"{with_draft.speed:.1f} times)",
         )
     return lines
+
+
+def _state_lines(plan: Plan) -> list[Text]:
+    """What the recurrent states take, and of what they are."""
+    names = ("target", "draft")
+    kept = [(name, of) for name, of in zip(names, plan.states, strict=False) if of.n_bytes]
+    return wrapped("states", "; ".join(_describe_states(*each) for each in kept)) if kept else []
+
+
+def _describe_states(name: str, states: States) -> str:
+    back = f" with {states.n_back} earlier ones each" if states.n_back else ""
+    per_text = states.n_bytes / states.n_texts / (1 + states.n_back) / _MIB
+    return (
+        f"the {name} keeps {states.n_texts} recurrent states of {per_text:.3g} MiB{back}, "
+        f"{states.n_bytes / _MIB:.3g} MiB whatever the context"
+    )
 
 
 def _describe_draft(plan: Plan) -> str:
@@ -169,6 +194,7 @@ def plan_report(plan: Plan, rows: Sequence[MemoryRow] | None) -> dict[str, Any]:
         "devices": [{**asdict(use), "left": use.left} for use in plan.uses],
         "choices": [asdict(choice) for choice in plan.choices],
         "smaller_draft": plan.smaller_draft,
+        "states": [asdict(states) for states in plan.states],
         "outlook": outlook_report(plan.outlook),
         "given": asdict(plan.given),
         "run": run_options(plan),

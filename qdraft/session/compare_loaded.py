@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdraft.llama.placed import Placed, Share
+from qdraft.llama.placed import MEMORY_KINDS, Placed, Share
 from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.spec import Both, PairSpec
 from qdraft.placement.needs import span_of
@@ -28,7 +28,7 @@ class MemoryRow:
 
     device: str
     model: str
-    kind: str  # weights, kv, compute
+    kind: str  # one of MEMORY_KINDS
     planned: int
     reported: int
     span: int | None = None
@@ -64,7 +64,7 @@ def _rows_of(
 ) -> Iterator[MemoryRow]:
     """Give the rows of one model on one device."""
     reported = placed.shares.get(device, Share())
-    for kind in ("weights", "kv", "compute"):
+    for kind in MEMORY_KINDS:
         sizes = getattr(planned, kind), getattr(reported, kind)
         if not any(sizes):
             continue
