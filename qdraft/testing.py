@@ -47,6 +47,10 @@ class FakeVocab:
     def has_chat_template(self) -> bool:
         return self._chat is not None
 
+    @property
+    def chat_template(self) -> str:
+        return self._chat or ""
+
     def is_end(self, token: int) -> bool:
         return token in self._end
 

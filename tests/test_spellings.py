@@ -72,6 +72,8 @@ def test_every_option_works_or_says_what_to_use() -> None:
         ("--color", "--color"),
         ("-fa", "-fa on"),
         ("--flash-attn", "--flash-attn on"),
+        ("-rea", "-rea on"),
+        ("--reasoning", "--reasoning on"),
         *([] if "-sp" in OWN else [("-sp", MISSING), ("--special", "--special")]),
         (
             "--spec-type",

@@ -88,11 +88,17 @@ def open_described(
     *,
     keep_draft: bool,
     quiet: bool,
+    template: str | None = None,
 ) -> Pair:
-    """Open the pair that the options name, with progress on stderr."""
+    """Open the pair that the options name, with progress on stderr.
+
+    ``template`` is a chat template that replaces any other.
+    """
     load = describe_load()  # before loading adds to it
     with ProgressBars(quiet=quiet) as bars:
         spec = describe_pair(models, devices, bars, drafting, keep_draft=keep_draft)
+        if template is not None:
+            spec = replace(spec, template=template)
         pair = open_spec(spec, bars.report)
     if load:
         log.warning("%s: timings will be unreliable", load)

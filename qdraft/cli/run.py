@@ -14,6 +14,7 @@ from qdraft.cli.options.group import takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import RunOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
+from qdraft.cli.options.template import ChatTemplateOptions
 from qdraft.cli.options.text import TextOptions
 from qdraft.decoding.records import Chunk
 from qdraft.errors import QDraftError, UsageError
@@ -31,9 +32,10 @@ INTERRUPTED = 130
 
 
 @takes_options
-def run(
+def run(  # noqa: PLR0913 (one group each)
     models: ModelOptions,
     text: TextOptions,
+    template: ChatTemplateOptions,
     sampling: SamplingOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
@@ -57,10 +59,20 @@ def run(
     refuse_combinations(models, drafting, devices)
     output.set_log_levels()
     devices.engines()  # raises before the prompt is read
+    if text.raw:
+        template.refuse_raw()
+    if output.as_json and template.hide_reasoning:
+        raise UsageError("--hide-reasoning cannot be combined with --json")
+    template_text = template.template_text()
     prompt = text.read_prompt()
     keep_draft = drafting.kind.requires_draft
     with open_described(
-        models, devices, drafting, keep_draft=keep_draft, quiet=output.quiet
+        models,
+        devices,
+        drafting,
+        keep_draft=keep_draft,
+        quiet=output.quiet,
+        template=template_text,
     ) as pair:
         if not models.no_draft:
             params = pair.choose_drafter(params)
@@ -74,10 +86,14 @@ def run(
             system=text.system_message(),
             raw=text.raw,
             parse_special=text.parse_special,
+            template=template.for_model(pair.vocab),
+            split_reasoning=template.splits and not text.raw,
         )
-        raise typer.Exit(
-            show_text(pair, generation, output, greedy=sampling_params.temperature == 0)
-        )
+        stream = None
+        if not output.as_json:
+            shows = not (output.quiet or template.hide_reasoning)
+            stream = TextStream(color=output.color, raw=output.raw_output, reasoning=shows)
+        raise typer.Exit(show_text(pair, generation, output, stream))
 
 
 def refuse_combinations(
@@ -92,11 +108,10 @@ def refuse_combinations(
         raise UsageError(f"{of_model} cannot be combined with --drafter {drafting.drafter}")
 
 
-def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, greedy: bool) -> int:
+def show_text(
+    pair: Pair, generation: Generation, output: RunOutputOptions, stream: TextStream | None
+) -> int:
     """Stream the text, then show the figures, whatever ended the text; return the exit code."""
-    stream = None
-    if not output.as_json:
-        stream = TextStream(color=output.color, raw=output.raw_output)
     check = None
     try:
         for chunk in with_progress(pair, generation, quiet=output.quiet):
@@ -108,9 +123,9 @@ def show_text(pair: Pair, generation: Generation, output: RunOutputOptions, *, g
     except KeyboardInterrupt:
         status = INTERRUPTED
     except QDraftError:
-        _show_figures(pair, generation, output, None, stream, greedy=greedy)
+        _show_figures(pair, generation, output, None, stream)
         raise
-    _show_figures(pair, generation, output, check, stream, greedy=greedy)
+    _show_figures(pair, generation, output, check, stream)
     return status
 
 
@@ -131,13 +146,12 @@ def _show_figures(
     output: RunOutputOptions,
     check: Check | None,
     stream: TextStream | None,
-    *,
-    greedy: bool,
 ) -> None:
     if stream is None:
         show_json(run_report(pair, generation, check))
         return
     stream.end(generation.text)
+    greedy = generation.sampling.temperature == 0
     if not output.quiet and (placed := placed_view(pair)):
         talk_console().print(placed)
     if not output.quiet and generation.rounds:

@@ -34,7 +34,8 @@ _SAME = {
 # By the reason; ``=`` ends an option that takes a value.
 _NOT_NEEDED = {
     "qdraft renders the model's own template with Jinja": "--jinja",
-    "`qdraft run` writes one answer": "-st --single-turn",
+    "`qdraft run` writes one answer": "-st --single-turn --reasoning-preserve "
+    "--no-reasoning-preserve --prefill-assistant --no-prefill-assistant --no-skip-chat-parsing",
     "qdraft prints the text alone": "--no-display-prompt --simple-io",
     "the summary shows the times": "--perf --no-perf --show-timings",
     "llama.cpp's log is off unless `--verbose` is given": "--log-disable --log-colors= "
@@ -91,13 +92,12 @@ _MISSING = {
     "--rope-freq-base= --rope-freq-scale= --yarn-orig-ctx= --yarn-ext-factor= --yarn-attn-factor= "
     "--yarn-beta-slow= --yarn-beta-fast= -gan=1 --grp-attn-n=1 -gaw= --grp-attn-w= -gqa= "
     "--override-kv=",
-    "use --raw to leave the template out": "--no-jinja --skip-chat-parsing",
-    "register the pair with a template of your own: qdraft models add --template FILE": ""
-    "--chat-template= --chat-template-file= --chat-template-kwargs=",
-    "qdraft prints what the model writes, with its thoughts": "--reasoning-format=none "
-    "-rea=auto --reasoning=auto --reasoning-effort=default --reasoning-budget=-1 "
-    "--reasoning-budget-message= --reasoning-preserve --no-reasoning-preserve "
-    "--no-skip-chat-parsing --prefill-assistant --no-prefill-assistant",
+    "use --raw to leave the template out": "--no-jinja",
+    "use --chat-template-file": "--chat-template=",
+    "use --reasoning-format none": "--skip-chat-parsing",
+    'use --chat-template-kwargs \'{"reasoning_effort": "low"}\'': "--reasoning-effort=default",
+    "use --reasoning off to switch reasoning off": "--reasoning-budget=-1 "
+    "--reasoning-budget-message=",
     "merge it into the model with llama-export-lora": "--lora= --lora-scaled= "
     "--lora-init-without-apply",
     "qdraft runs models as they are, so leave it out": "--control-vector= "
@@ -219,6 +219,7 @@ _SWITCH = {**dict.fromkeys(_ON, "on"), **dict.fromkeys(_OFF, "off"), "auto": "au
 VALUES = {
     "--flash-attn": _SWITCH,
     "--color": _SWITCH,
+    "--reasoning": _SWITCH,
     "--n-predict": {"-2": "-1"},  # until the context is full, which is where -1 ends too
     "--threads": {"-1": "0"},
     "--threads-batch": {"-1": "0"},

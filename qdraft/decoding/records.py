@@ -212,13 +212,15 @@ class Chunk:
 
     ``text`` may be empty: for a control token, while a character is incomplete, or while the text
     may be the start of a stop string. If text is still held back at the end, a last chunk with
-    ``token`` None brings it.
+    ``token`` None brings it. ``reasoning`` is what the token released of the reasoning, if that is
+    split from the text.
     """
 
     text: str
     token: int | None
     origin: Origin | None
     round_index: int
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,8 +216,11 @@ def _describe(error: Exception) -> str:
 
 
 def _line_of(error: Exception) -> int | None:
-    """Return the line of the template where an error was raised; jinja2 puts it in the trace."""
-    line = None
+    """Return the line of the template where an error was raised; jinja2 puts it in the trace.
+
+    An error of its syntax knows its line.
+    """
+    line: int | None = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

@@ -57,6 +57,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, bos: str = "", eos: str = "", limit_s: float = _LIMIT_S) -> None:
         """``bos`` and ``eos`` are the texts of these tokens. ``limit_s`` is per prompt."""
+        self.text = text
         self._request = json.dumps([text, bos, eos, limit_s])
         self._limit_s = limit_s
         self._lock = threading.Lock()

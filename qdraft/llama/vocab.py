@@ -159,6 +159,11 @@ class LlamaVocab:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the chat template; empty if there is none."""
+        return "" if self._template is None else self._template.text
+
     def render_chat(
         self, messages: Sequence[dict[str, Any]], options: TemplateOptions = NO_OPTIONS
     ) -> str:

@@ -27,6 +27,7 @@ THEME = Theme(
         "info": "cyan",
         "hint": "cyan",
         "label": "dim",
+        "reasoning": "dim",
         # These differ without colour too: plain, underlined, reversed, bold.
         "origin.draft": "green",
         "origin.bonus": "cyan underline",
@@ -140,21 +141,34 @@ def _meet(first: IO[str], second: IO[str]) -> bool:
 class TextStream:
     """Writes the text to stdout token by token; ``color`` styles tokens by where they came from.
 
+    The reasoning goes to stderr before it, unless ``reasoning`` is False.
+
     Without a terminal there is no colour, and the characters are exactly those of the text. On a
     terminal, control characters of the text are shown as their numbers unless ``raw``.
     """
 
     def __init__(
-        self, *, color: bool = False, raw: bool = False, console: Console | None = None
+        self,
+        *,
+        color: bool = False,
+        raw: bool = False,
+        reasoning: bool = True,
+        console: Console | None = None,
     ) -> None:
         self._console = console or Console(theme=THEME)
+        self._raw = raw
+        self._shows_reasoning = reasoning
+        self._is_reasoning = False  # the last that was written
         self._filters = not raw and self._console.file.isatty()
         self._color = color and self._console.is_terminal and not self._console.legacy_windows
         self._n_written = 0
 
     def write(self, chunk: Chunk) -> None:
+        if chunk.reasoning and self._shows_reasoning:
+            self._write_reasoning(chunk.reasoning)
         if not chunk.text:
             return
+        self._end_reasoning("\n\n")
         if _meet(self._console.file, sys.stderr):
             for handler in LogToTalk.active():  # a line would stand in the middle of the text
                 handler.hold()
@@ -168,8 +182,29 @@ class TextStream:
         self._console.file.flush()
         self._n_written += len(chunk.text)
 
+    def _write_reasoning(self, text: str) -> None:
+        for handler in LogToTalk.active():
+            handler.hold()
+        talk = talk_console()
+        if not self._is_reasoning:
+            text = "reasoning:\n" + text
+        self._is_reasoning = True
+        if talk.file.isatty() and not self._raw:
+            text = escape_controls(text)
+        if talk.is_terminal and not talk.legacy_windows:
+            text = talk.get_style("reasoning").render(text, color_system=ColorSystem.STANDARD)
+        talk.file.write(text)
+        talk.file.flush()
+
+    def _end_reasoning(self, newlines: str) -> None:
+        if self._is_reasoning:
+            self._is_reasoning = False
+            sys.stderr.write(newlines)
+            sys.stderr.flush()
+
     def end(self, text: str) -> None:
         """Write the rest of the whole ``text``, and a newline if the text does not end with one."""
+        self._end_reasoning("\n")
         rest = self._filtered(text[self._n_written :])
         self._console.file.write(rest + ("\n" if text and not text.endswith("\n") else ""))
         self._console.file.flush()

@@ -145,6 +145,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
     summary["v"] = {str(width): ratio for width, ratio in summary["v"].items()}
     return {
         "text": generation.text,
+        "reasoning": generation.reasoning,
         "tokens": generation.tokens,
         "finish_reason": generation.finish_reason.value,
         "seed": generation.seed,

@@ -19,6 +19,13 @@ from qdraft.errors import ContextError, QDraftError, UsageError
 from qdraft.llama.spec import Both
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check, check
+from qdraft.session.reasoning import (
+    ReasoningSplitter,
+    Split,
+    find_marks,
+    is_open,
+    mark_tokens,
+)
 from qdraft.session.text import TextReader
 
 if TYPE_CHECKING:
@@ -43,6 +50,8 @@ class Generation:
         sampling: SamplingParams,
         params: DecodeParams,
         processors: Sequence[Processor] = (),
+        *,
+        split_reasoning: bool = False,
     ) -> None:
         self.session = session
         self._pair = session.pair
@@ -50,7 +59,13 @@ class Generation:
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
         gumbel = GumbelNoise(self._rng.seed) if params.verification == "coupled" else None
         self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors, gumbel)
-        self._reader = TextReader(self._pair.vocab, params.stop, special=params.special)
+        vocab = self._pair.vocab
+        marks = find_marks(vocab) if split_reasoning else None
+        shown = mark_tokens(vocab, marks) if marks else ()
+        self._reader = TextReader(vocab, params.stop, special=params.special, shown=shown)
+        self._splitter: ReasoningSplitter | None = None
+        if marks:
+            self._splitter = ReasoningSplitter(marks, opened=is_open(vocab, marks, prompt))
         self._decoding: Decoding | None = None
         self._started_at: float | None = None
         self._ttft_s: float | None = None
@@ -63,6 +78,7 @@ class Generation:
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
+        self.reasoning = ""  # if it is split from the text
         # The number of prompt tokens that each cache held when the text began; None for a draft
         # that has no part in the text.
         self.n_reused: Both[int] = Both(0)
@@ -185,11 +201,12 @@ class Generation:
         if round.index:
             self._pair.observe(round)
         pieces = self._reader.pieces
-        chunks = [
-            Chunk(piece, token, round.origin_of(place), round.index)
-            for place, (token, piece) in enumerate(zip(round.tokens, pieces, strict=True))
-        ]
-        self.text += "".join(pieces)
+        chunks = []
+        for place, (token, piece) in enumerate(zip(round.tokens, pieces, strict=True)):
+            split = self._splitter.push(piece) if self._splitter else Split(piece)
+            origin = round.origin_of(place)
+            chunks.append(Chunk(split.content, token, origin, round.index, split.reasoning))
+            self._add(split)
         if self._ttft_s is None and self._started_at is not None:
             self._ttft_s = time.perf_counter() - self._started_at
         if round.finish_reason is not None:
@@ -201,19 +218,28 @@ class Generation:
         if self.rounds:
             self._pair.save_costs()
         held = self._end()
-        return [Chunk(held, None, None, len(self.rounds) - 1)] if held else []
+        if held == Split():
+            return []
+        return [Chunk(held.content, None, None, len(self.rounds) - 1, held.reasoning)]
 
-    def _end(self, *, intact: bool = True) -> str:
+    def _add(self, split: Split) -> None:
+        self.text += split.content
+        self.reasoning += split.reasoning
+
+    def _end(self, *, intact: bool = True) -> Split:
         """End the text and return what was held back of it; the caller holds the pair's lock.
 
         ``intact`` is False if the caches may not hold what they should.
         """
         if self._ended:
-            return ""
+            return Split()
         self.session.end(self, intact=intact)  # first: an interrupt here must not lock the session
         self._ended = True
         if self._holds_threads:
             self._pair.threads.release()
-        held = self._reader.flush()
-        self.text += held
+        held = Split(self._reader.flush())
+        if self._splitter:
+            first, last = self._splitter.push(held.content), self._splitter.flush()
+            held = Split(first.content + last.content, first.reasoning + last.reasoning)
+        self._add(held)
         return held

@@ -15,6 +15,7 @@ from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.sampling import Processor
 from qdraft.errors import EngineError
 from qdraft.gguf.facts import Facts, recurrent_error, require_model, require_rollback
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
@@ -290,6 +291,8 @@ class Pair:
         system: str | None = None,
         raw: bool = False,
         parse_special: bool | None = None,
+        template: TemplateOptions = NO_OPTIONS,
+        split_reasoning: bool = False,
         processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``; iterate the result for its chunks.
@@ -298,6 +301,9 @@ class Pair:
         prompt goes through the model's chat template, with ``system`` before it, unless the model
         has none or ``raw`` is set. ``parse_special`` says whether the names of control tokens in
         your own text are these tokens; None takes them as text in a chat, and as tokens otherwise.
+        ``template`` is what the chat template gets beside the messages. ``split_reasoning`` puts
+        what the model writes between the marks of its template into ``reasoning``, apart from
+        ``text``.
         Each of ``processors`` maps ``(row, history)`` to a row of logits, on the target's side and
         the draft's, after those of ``sampling``; it keeps state by prefix only (see ``Processor``).
         The text gives its cells back when it ends; a ``session`` keeps them for the next text.
@@ -311,6 +317,8 @@ class Pair:
             system=system,
             raw=raw,
             parse_special=parse_special,
+            template=template,
+            split_reasoning=split_reasoning,
             processors=processors,
         )
 

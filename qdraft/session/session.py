@@ -11,6 +11,7 @@ from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.decoding.sampling import Processor
 from qdraft.errors import EngineError, UsageError
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.session.generation import Generation
 from qdraft.session.prompt import encode_prompt
 
@@ -53,6 +54,8 @@ class Session:
         system: str | None = None,
         raw: bool = False,
         parse_special: bool | None = None,
+        template: TemplateOptions = NO_OPTIONS,
+        split_reasoning: bool = False,
         processors: Sequence[Processor] = (),
     ) -> Generation:
         """Start a text after ``prompt``, which is text or token ids; see ``Pair.generate``.
@@ -61,14 +64,26 @@ class Session:
         """
         if isinstance(prompt, str):
             tokens = encode_prompt(
-                self._pair.vocab, prompt, system=system, raw=raw, parse_special=parse_special
+                self._pair.vocab,
+                prompt,
+                system=system,
+                raw=raw,
+                parse_special=parse_special,
+                template=template,
             )
         else:
             tokens = list(prompt)
         if not tokens:
             raise UsageError("the prompt has no tokens")
         sampling = sampling or self._pair.recommended.params()
-        return Generation(self, tokens, sampling, decode or DecodeParams(), processors)
+        return Generation(
+            self,
+            tokens,
+            sampling,
+            decode or DecodeParams(),
+            processors,
+            split_reasoning=split_reasoning,
+        )
 
     def start(self, text: Generation) -> Sequences:
         """Return the sequences for a text that begins; the caller holds the pair's lock.

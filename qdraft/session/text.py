@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from qdraft.decoding.engine import Vocab
@@ -21,6 +21,11 @@ class TextVocab(Vocab, Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def chat_template(self) -> str:
+        """The text of the chat template; empty if there is none."""
+        ...
 
     def tokenize(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
         """Return the token ids of a text, after BOS if the model wants it and ``add_bos``.
@@ -61,15 +66,21 @@ class TextReader:
 
     A character is released with its last byte. Text that may begin a stop string is held back
     until that is certain. All released text together equals the whole text decoded at once, cut
-    before the first stop string. Control tokens are no part of it unless ``special``, but a stop
-    string that names them stops in any case.
+    before the first stop string. Control tokens are no part of it unless ``special`` or ``shown``,
+    but a stop string that names them stops in any case.
     """
 
     def __init__(
-        self, vocab: TextVocab, stop: Sequence[str] = (), *, special: bool = False
+        self,
+        vocab: TextVocab,
+        stop: Sequence[str] = (),
+        *,
+        special: bool = False,
+        shown: Collection[int] = (),
     ) -> None:
         self._vocab = vocab
         self._special = special
+        self._shown = shown
         self._stop = tuple(stop)
         # Control tokens that a stop string names, each as half of a pair, which is in no text.
         self._hidden: dict[int, str] = {}
@@ -98,7 +109,7 @@ class TextReader:
 
     def push(self, token: int) -> str:
         """Return the text that this token releases; set ``stopped`` if it ends a stop string."""
-        piece = self._vocab.piece(token, special=self._special)
+        piece = self._vocab.piece(token, special=self._special or token in self._shown)
         return self._release(self._decoder.decode(piece) + self._hidden.get(token, ""))
 
     def _hide(self, stop: str) -> str:
@@ -122,7 +133,7 @@ class TextReader:
         if places:
             self.stopped, self._held = True, ""
             return self._without_hidden(text[: min(places)])
-        n_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        n_held = max((n_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - n_held :]
         return self._without_hidden(text[: len(text) - n_held])
 
@@ -132,7 +143,7 @@ class TextReader:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def n_overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of ``text`` that begins ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
