@@ -57,6 +57,10 @@ class DiskSpaceError(QDraftError):
     """A disk has too little space for what should be written to it."""
 
 
+class CancelledError(QDraftError):
+    """Nobody wants the text any more: whoever asked for it has left."""
+
+
 class DrafterError(QDraftError):
     """A drafter offered a draft that cannot be verified: a mistake in its code."""
 

@@ -26,6 +26,7 @@ from qdraft.cli.plan import plan
 from qdraft.cli.replay import replay
 from qdraft.cli.rpc_server import rpc_server
 from qdraft.cli.run import INTERRUPTED, run
+from qdraft.cli.serve import serve
 from qdraft.cli.stop import StopSignals
 from qdraft.cli.tune import tune
 from qdraft.errors import QDraftError
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command(cls=PairCommand)(run)
 app.command(cls=ChatCommand)(chat)
+app.command(cls=PairCommand)(serve)
 app.command()(make)
 app.command(cls=PairCommand)(bench)
 app.command()(compare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from qdraft.cli.command import QdraftCommand
@@ -49,24 +50,38 @@ class PairCommand(QdraftCommand):
             return source is not None and source.name == "COMMANDLINE"
 
         alone = bool(context.params.get("no_draft"))
-        kind = KINDS.get(context.params.get("drafter", ""))
-        no_model = alone or (kind is not None and not kind.needs_draft)
-        left_out = [
-            *(_OF_DRAFT if no_model else ()),
-            *(_HOW if alone or any(map(is_given, _HOW)) else ()),
-        ]
+        settings = settings_of(entry, context.params.get("drafter", ""), alone, is_given)
         return {
             names[option]: value
-            for option, value in entry.options.items()
-            if option in names and names[option] not in hidden and option not in left_out
+            for option, value in settings.items()
+            if option in names and names[option] not in hidden
         }
+
+
+def settings_of(
+    entry: Entry, drafter: str, alone: bool, is_given: Callable[[str], bool]
+) -> dict[str, str]:
+    """The options of an entry that hold beside those of a command line, by their long names.
+
+    ``alone`` says that the target runs alone, and ``is_given`` tells whether the command line sets
+    an option.
+    """
+    kind = KINDS.get(drafter)
+    no_model = alone or (kind is not None and not kind.needs_draft)
+    left_out = [
+        *(_OF_DRAFT if no_model else ()),
+        *(_HOW if alone or any(map(is_given, _HOW)) else ()),
+    ]
+    return {option: value for option, value in entry.options.items() if option not in left_out}
 
 
 def _find_entry(params: dict[str, Any]) -> Entry | None:
     """The entry that the options name, or the default one; None if the options are wrong.
 
-    The command itself says what is wrong.
+    The command itself says what is wrong, and sees to several pairs.
     """
+    if params.get("pairs"):
+        return None
     names = ("target", "draft", "pair", "models_file")
     target, draft, pair, models_file = (params.get(name) for name in names)
     try:

@@ -149,15 +149,18 @@ _MISSING = {
     "qdraft generates text and nothing else, so leave it out": "--embedding --embeddings --rerank "
     "--reranking --pooling= --embd-normalize= --spm-infill",
     "qdraft run writes one text": "-np=1|-1 --parallel=1|-1 --kv-unified-per-slot=",
-    "qdraft is not a server, so leave it out": "--server-base= --host= --port= --reuse-port "
-    "--path= --cors-origins= --cors-methods= --cors-headers= --cors-credentials "
-    "--no-cors-credentials --api-prefix= --ui-config= --webui-config= --ui-config-file= "
-    "--webui-config-file= --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy "
-    "--tools= --tools-runtime= --mcp-servers-config= --mcp-servers-json= -ag --agent -no-ag "
-    "--no-agent --ui --webui --no-ui --no-webui --api-key= --api-key-file= --ssl-key-file= "
-    "--ssl-cert-file= -to= --timeout= --sse-ping-interval= --threads-http= --metrics --props "
-    "--slot-save-path= --models-dir= --models-preset= --models-max= --models-autoload "
-    "--no-models-autoload --sleep-idle-seconds= -a= --alias= --tags=",
+    "use qdraft serve": "--host= --port= --cors-origins= --ui --webui --api-key= --api-key-file= "
+    "--sse-ping-interval= --metrics --props -a= --alias=",
+    "qdraft serve has no such option, so leave it out": "--server-base= --reuse-port --path= "
+    "--cors-methods= --cors-headers= --cors-credentials --no-cors-credentials --api-prefix= "
+    "--ui-config= --webui-config= --ui-config-file= --webui-config-file= --ui-mcp-proxy "
+    "--webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy --tools= --tools-runtime= "
+    "--mcp-servers-config= --mcp-servers-json= -ag --agent -no-ag --no-agent --ssl-key-file= "
+    "--ssl-cert-file= -to= --timeout= --threads-http= --slot-save-path= --sleep-idle-seconds= "
+    "--tags=",
+    "use qdraft serve --no-page": "--no-ui --no-webui",
+    "use qdraft serve --pairs": "--models-dir= --models-preset= --models-max= --models-autoload "
+    "--no-models-autoload",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.decoding.records import MAX_N_DRAFT
-from qdraft.errors import ContextError, DeviceMemoryError, EngineError
+from qdraft.errors import CancelledError, ContextError, DeviceMemoryError, EngineError
 from qdraft.host import bytes_read, default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.interrupts import interruptible
@@ -26,6 +26,7 @@ from qdraft.llama.slow_pass import SlowPass
 # The ids of sequences, which are the texts that one cache holds side by side. A recurrent or hybrid
 # model has a state in memory for each id, used or not, so it gets fewer.
 N_IDS, N_IDS_RECURRENT = 8, 2
+_ABORTED = 2  # what llama_decode returns if the callback ended it
 
 
 class LlamaContext:
@@ -33,6 +34,7 @@ class LlamaContext:
 
     ``n_ctx`` is the number of tokens that all sequences together can hold. ``decode_s`` adds up the
     seconds spent in llama_decode, and ``copy_s`` those of KV copies into this context.
+    Whoever sets ``is_cancelled`` ends an eval of several batches, and a slow decode, by True.
     ``n_decodes`` counts the decodes, and ``n_read`` the bytes that they read from the disk.
     ``lines`` are what llama.cpp logged about the model and this context.
     """
@@ -80,6 +82,7 @@ class LlamaContext:
         self.n_decodes = self.n_read = 0
         self.slow_pass = SlowPass()
         self.copy_s = 0.0
+        self.is_cancelled: Callable[[], bool] = lambda: False  # asked during long evals
         keep_freed_memory()
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
@@ -189,10 +192,12 @@ class LlamaContext:
         """Decode at most ``step`` tokens of a sequence, which holds ``start`` tokens so far.
 
         ``rows`` then gives the logits of the last ``logits`` of them. A slow decode ends early once
-        ``interrupted`` returns True. Raises ContextError if the cache has no room, and EngineError
-        if llama.cpp fails otherwise or was interrupted; the sequence then holds what it held
-        before.
+        ``interrupted`` or ``is_cancelled`` returns True. Raises ContextError if the cache has no
+        room, CancelledError, and EngineError if llama.cpp fails otherwise or was interrupted; the
+        sequence then holds what it held before.
         """
+        # What a recurrent model has read of a batch stays in its state.
+        watched = self.is_cancelled if self.model.can_roll_back else lambda: False
         n, context = len(tokens), self.native
         self._batch.n_tokens = n
         self._id[0] = id
@@ -202,7 +207,7 @@ class LlamaContext:
         self._wanted[n - logits : n] = 1
         with native_errors() as errors:
             started, n_read = time.perf_counter(), bytes_read()
-            self.slow_pass.begin(context, interrupted)
+            self.slow_pass.begin(context, lambda: interrupted() or watched())
             status = self._lib.llama_decode(context, self._batch)
             self._lib.llama_synchronize(context)
             seconds = time.perf_counter() - started
@@ -214,6 +219,8 @@ class LlamaContext:
             self._lib.llama_memory_seq_rm(self.memory, id, start, -1)
             if status == 1:
                 raise ContextError(f"the context of {self.n_ctx} tokens has no room for {n} more")
+            if status == _ABORTED and watched():
+                raise CancelledError("the decode was cancelled")
             raise EngineError(f"llama_decode returned {status} at position {start}: {errors}")
 
     def rows(self, n: int) -> NDArray[np.float32]:

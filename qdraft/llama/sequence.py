@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.decoding.engine import n_common
-from qdraft.errors import ContextError, EngineError, RollbackError
+from qdraft.errors import CancelledError, ContextError, EngineError, RollbackError
 from qdraft.llama.interrupts import interruptible
 from qdraft.llama.native import lib
 
@@ -55,8 +55,8 @@ class LlamaSequence:
         """Decode ``tokens`` after the cached ones; return rows for the last ``logits`` of them.
 
         The rows have the shape [logits, n_vocab] and are valid until the next eval of any sequence
-        of the context. Raises ContextError if the tokens do not fit, and EngineError if
-        llama.cpp fails otherwise.
+        of the context. Raises ContextError if the tokens do not fit, CancelledError between two
+        batches if the context's ``is_cancelled`` says so, and EngineError if llama.cpp fails.
         """
         self._require_open()
         n, n_ctx = len(tokens), self.n_ctx
@@ -75,6 +75,8 @@ class LlamaSequence:
             step = self.context.step
             size = left if left <= step else min(step, left - logits)
             part = tokens[start : start + size]
+            if start and self.context.is_cancelled():
+                raise CancelledError("the rest of the tokens was cancelled")
             wanted = logits if size == left else 0
             self.context.slow_pass.expect(start, size, n)
             with interruptible() as interrupted:  # llama.cpp may log, which is a callback

@@ -15,7 +15,7 @@ from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, Sa
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Processor, Sampler
 from qdraft.decoding.summary import Summary, summarize
-from qdraft.errors import ContextError, QDraftError, UsageError
+from qdraft.errors import CancelledError, ContextError, QDraftError, UsageError
 from qdraft.llama.spec import Both
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check, check
@@ -99,8 +99,8 @@ class Generation:
         """Make one round and return its chunks; none if the text has ended.
 
         A text whose room other texts have taken ends with CONTEXT_FULL. Raises ContextError if the
-        prompt leaves no room, EngineError if the pair is closed or has no sequence left, and what
-        decoding raises. The text has then ended.
+        prompt leaves no room, CancelledError if ``Pair.cancel_if`` says so, EngineError if the pair
+        is closed or has no sequence left, and what decoding raises. The text has then ended.
         """
         with self._pair.lock:
             if self._ended:
@@ -112,7 +112,8 @@ class Generation:
                 return self._take(decoding.step())
             except BaseException as error:
                 self._failed = isinstance(error, QDraftError)
-                self._end(intact=isinstance(error, (ContextError, UsageError)))
+                intact = isinstance(error, (CancelledError, ContextError, UsageError))
+                self._end(intact=intact)
                 raise
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +79,8 @@ class Pair:
     the steps of all of them take turns.
 
     Of target and draft, ``models`` (also ``target`` and ``draft``) describes the loaded files,
-    ``contexts`` holds the llama.cpp contexts, and ``placed`` says what is on which device. ``spec``
+    ``facts`` says what is in them, ``contexts`` holds the llama.cpp contexts, and ``placed`` says
+    what is on which device. ``spec``
     is what was loaded, ``vocab`` the target's vocabulary, and ``kv`` says whether the draft gets
     the target's KV cells. ``learned`` is what the drafting policy has learned, ``can_draft`` says
     whether the target can verify drafts, ``threads`` chooses how many threads they use, and whoever
@@ -109,6 +110,7 @@ class Pair:
             for each in facts:
                 require_rollback(each)
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
+        self.facts = facts
         self.recommended = facts.target.sampling
         self.models = facts.map(lambda of: ModelInfo(of.path, of.n_bytes, of.file_type))
         require_memory(self.spec.models, facts)
@@ -368,6 +370,13 @@ class Pair:
     def show_progress(self, progress: Progress) -> None:
         """Report the tokens that are done of each decode of the target that takes long."""
         self.contexts.target.slow_pass.progress = progress
+
+    def cancel_if(self, is_cancelled: Callable[[], bool]) -> None:
+        """Ask ``is_cancelled`` between the batches of a prompt, and during a slow decode.
+
+        True ends the step with CancelledError. The caches keep what they have read.
+        """
+        self.contexts.target.is_cancelled = is_cancelled
 
     def observe(self, round: Round) -> None:
         """Take in a round; use fewer threads if the rounds show that other programs use the CPU."""

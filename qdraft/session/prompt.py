@@ -12,7 +12,7 @@ from qdraft.errors import UsageError
 from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.session.text import TextVocab, control_names
 
-__all__ = ["TemplateOptions", "encode_messages", "encode_prompt"]
+__all__ = ["TemplateOptions", "encode_messages", "encode_prompt", "render_messages"]
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,13 @@ def _encode_chat(
     vocab: TextVocab, messages: Sequence[Message], template: TemplateOptions, *, parse_special: bool
 ) -> list[int]:
     """Return the tokens of a chat; control tokens in the messages are text unless asked for."""
-    text = _render(vocab, messages, template)
+    text = render_messages(vocab, messages, template)
     own = [list(messages), template.tools]
     names = sorted({name for each in _texts(own) for name in control_names(vocab, each)})
     if parse_special or not names:
         return vocab.tokenize(text)
     marked_messages, tools = _change_texts(own, lambda each: _mark(vocab, each))
-    marked = _render(vocab, marked_messages, replace(template, tools=tools))
+    marked = render_messages(vocab, marked_messages, replace(template, tools=tools))
     shown = ", ".join(names)
     if marked.replace(_MARK, "") == text:
         tokens = _tokenize_marked(vocab, marked)
@@ -150,8 +150,13 @@ def _encode_chat(
     return vocab.tokenize(text)
 
 
-def _render(vocab: TextVocab, messages: Sequence[Message], template: TemplateOptions) -> str:
-    """Return the messages in the template, cut after the last one if the answer continues it."""
+def render_messages(
+    vocab: TextVocab, messages: Sequence[Message], template: TemplateOptions
+) -> str:
+    """Return the messages in the template, cut after the last one if the answer continues it.
+
+    Raises UsageError if the template fails, or leaves out what the answer should continue.
+    """
     if not template.continue_last:
         return vocab.render_chat(messages, template)
     *before, last = messages

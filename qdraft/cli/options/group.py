@@ -13,9 +13,9 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from operator import getitem
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -41,6 +41,9 @@ class Group:
         """False for an option that was given with its default: it asks for nothing."""
         default = type(self).__dataclass_fields__[name].default
         return default is MISSING or bool(getattr(self, name) != default)
+
+
+GroupType = TypeVar("GroupType", bound=Group)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,26 @@ def option(panel: str, *names: str, help: str, default: str | None = None, **mor
     return typer.Option(
         *names, help=help, rich_help_panel=panel, show_default=default or True, **more
     )
+
+
+def with_settings(group: GroupType, settings: Mapping[str, str]) -> GroupType:
+    """The group with settings by the long names of its options, unless the command line has them.
+
+    Raises UsageError for a value that an option cannot have.
+    """
+    changes: dict[str, Any] = {}
+    hints = _hints_of(type(group))
+    for name, option in option_names(type(group)).items():
+        value = settings.get(option.removeprefix("--"))
+        if value is None or name in group.given:
+            continue
+        kinds = get_args(get_args(hints[name])[0]) or (get_args(hints[name])[0],)
+        number = next((kind for kind in (int, float) if kind in kinds), None)
+        try:
+            changes[name] = number(value) if number else value
+        except ValueError as error:
+            raise UsageError(f"{option} is {value} but must be a number") from error
+    return replace(group, **changes)
 
 
 def option_names(group: type[Group]) -> dict[str, str]:

@@ -62,10 +62,32 @@ class RunOutputOptions(OutputOptions):
 
     def set_log_levels(self) -> None:
         """Set what the loggers of qdraft and of llama.cpp let through."""
-        if self.verbose:
-            logging.getLogger("qdraft.llama.cpp").setLevel(logging.DEBUG)
-        if self.quiet:
-            logging.getLogger("qdraft").setLevel(logging.ERROR)
+        _set_log_levels(verbose=self.verbose, quiet=self.quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOutputOptions(Group):
+    """What a server prints."""
+
+    quiet: Annotated[bool, option(PANEL, "--quiet", help="Print errors alone.")] = False
+    verbose: Annotated[
+        bool, option(PANEL, "--verbose", help="Print llama.cpp's log on stderr.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise UsageError("--verbose cannot be combined with --quiet")
+
+    def set_log_levels(self) -> None:
+        """Set what the loggers of qdraft and of llama.cpp let through."""
+        _set_log_levels(verbose=self.verbose, quiet=self.quiet)
+
+
+def _set_log_levels(*, verbose: bool, quiet: bool) -> None:
+    if verbose:
+        logging.getLogger("qdraft.llama.cpp").setLevel(logging.DEBUG)
+    if quiet:
+        logging.getLogger("qdraft").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)
