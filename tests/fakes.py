@@ -9,6 +9,7 @@ import numpy as np
 
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import Drafter
+from qdraft.decoding.dry import Breakers
 from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding, Reader, TokenReader
 from qdraft.decoding.policy.schedule import FixedSchedule, Schedule
@@ -68,13 +69,14 @@ def run(
     reader: Reader | None = None,
     processors: Sequence[Processor] = (),
     gumbel: GumbelNoise | None = None,
+    breakers: Breakers | None = None,
 ) -> Iterator[Round]:
     rule = "block" if block else "token"
     decoding = Decoding(
         target,
         drafter,
         prompt,
-        Sampler(params, target.vocab.n_tokens, processors, gumbel),
+        Sampler(params, target.vocab.n_tokens, processors, gumbel, breakers),
         schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
         FakeClock(),
@@ -120,9 +122,10 @@ def target_law(
     n_tokens: int,
     prompt: tuple[int, ...] = PROMPT,
     processors: Sequence[Processor] = (),
+    breakers: Breakers | None = None,
 ) -> dict[tuple[int, ...], float]:
     """The law of the target alone, by multiplying its conditional distributions."""
-    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab, processors)
+    logits, sampler = table_logits(n_vocab, 7), Sampler(params, n_vocab, processors, None, breakers)
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(n_tokens):
         longer = {}

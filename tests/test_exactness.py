@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -55,6 +56,10 @@ LAWS = {
     "typical-p": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=0.7),
     "penalties and bias": PENALTIES,
     "llama.cpp's defaults": SamplingParams(),
+    "top-n-sigma": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, top_n_sigma=1.0),
+    "xtc and dynamic temperature": SamplingParams(
+        top_k=0, top_p=1, min_p=0, xtc_probability=0.4, dynatemp_range=0.5, dynatemp_exp=1.5
+    ),
     "mixture": SamplingParams(
         temperature=1.3, top_k=5, top_p=0.9, min_p=0.05, repeat_penalty=1.2, repeat_last_n=3
     ),
@@ -232,6 +237,9 @@ def test_law_with_a_point_mass_drafter(block: bool) -> None:
     assert distance(enumerate_law(program), target_law(PLAIN, 3, 4)) < 1e-12
 
 
+DRY_PROMPT = (2, 0, 1, 0, 0)
+
+
 class NeverTwice:
     """A processor with state kept by prefix: no token may follow itself."""
 
@@ -242,6 +250,22 @@ class NeverTwice:
         prefix = tuple(history.last(-1))
         row[self._banned.setdefault(prefix, prefix[-1])] = -np.inf
         return row
+
+
+@block_or_token
+def test_law_under_dry(block: bool) -> None:
+    """The penalty sees the draft tokens before a row, on the target's side and the draft's."""
+    params = replace(PLAIN, dry_multiplier=0.8, dry_allowed_length=1, dry_penalty_last_n=-1)
+    breakers = {2: ((),)}
+
+    def program(rng: Rng) -> tuple[int, ...]:
+        how = {"n_predict": 4, "n_draft": 2, "block": block, "prompt": DRY_PROMPT}
+        rounds = run(engine(3), model_drafter(3), params=params, rng=rng, breakers=breakers, **how)
+        return tuple(tokens_of(list(rounds)))
+
+    law = target_law(params, 3, 4, DRY_PROMPT, breakers=breakers)
+    assert distance(enumerate_law(program), law) < 1e-12
+    assert distance(law, target_law(PLAIN, 3, 4, DRY_PROMPT)) > 0.05
 
 
 @block_or_token

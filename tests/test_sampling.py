@@ -135,16 +135,21 @@ def llama_cpp_candidates(
     )
     for token in history:
         llama.llama_sampler_accept(penalties, token)
+    assert params.xtc_probability in (0, 1)  # else llama.cpp tosses a coin
     chain = (
         llama.llama_sampler_init_logit_bias(
             n, len(biases), (llama.llama_logit_bias * len(biases))(*biases)
         ),
         penalties,
+        llama.llama_sampler_init_top_n_sigma(params.top_n_sigma),
         llama.llama_sampler_init_top_k(params.top_k),
         llama.llama_sampler_init_typical(params.typical_p, 0),
         llama.llama_sampler_init_top_p(params.top_p, 0),
         llama.llama_sampler_init_min_p(params.min_p, 0),
-        llama.llama_sampler_init_temp_ext(params.temperature, 0.0, 1.0),
+        llama.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 0, 1),
+        llama.llama_sampler_init_temp_ext(
+            params.temperature, params.dynatemp_range, params.dynatemp_exp
+        ),
     )
     data = (llama.llama_token_data * n)(*((i, float(x), 0.0) for i, x in enumerate(row)))
     array = llama.llama_token_data_array(data, n, -1, False)
@@ -169,7 +174,55 @@ CHAINS = (
     {"repeat_penalty": 0.7, "repeat_last_n": -1},
     {"logit_bias": {3: 4.0, 7: -2.5}},
     {"logit_bias": {3: 4.0}, "typical_p": 0.3, "presence_penalty": 2.0},
+    {"top_n_sigma": 1.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0},
+    {"top_n_sigma": 0.5, "logit_bias": {3: -math.inf}},
 )
+# Steps that choose at random, or with a temperature, also at temperature 0.
+HOT_CHAINS = (
+    {"xtc_probability": 1.0, "top_k": 0, "min_p": 0.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.02},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.5},
+    {"dynatemp_range": 0.5},
+    {"dynatemp_range": 3.0, "dynatemp_exp": 2.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0},
+    {"dynatemp_range": 0.4, "top_k": 1},
+    {"dynatemp_range": 0.6, "top_n_sigma": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"dynatemp_range": 0.6, "xtc_probability": 1.0, "xtc_threshold": 0.05, "typical_p": 0.9},
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("changes", HOT_CHAINS, ids=str)
+def test_the_hot_steps_are_those_of_llama_cpp(
+    changes: dict[str, object], temperature: float
+) -> None:
+    params = SamplingParams(**{"temperature": temperature, **changes})  # type: ignore[arg-type]
+    assert not params.greedy
+    sampler = Sampler(params, 40)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        row = rng.normal(size=40, scale=1 + seed % 4).astype(np.float32)
+        logits = llama_cpp_candidates(row, params, [])
+        theirs = np.zeros(40)
+        theirs[list(logits)] = np.exp(np.array(list(logits.values())) - max(logits.values()))
+        ours = sampler.distribution(row, []).dense(40)
+        np.testing.assert_allclose(ours, theirs / theirs.sum(), atol=2e-5)
+
+
+def test_xtc_is_the_mixture_of_both_outcomes_of_its_coin() -> None:
+    row = np.random.default_rng(2).normal(size=20).astype(np.float32)
+    plain = SamplingParams(temperature=1.2, top_k=8)
+    dense = {
+        p: Sampler(replace(plain, xtc_probability=p, xtc_threshold=0.05), 20)
+        .distribution(row, [])
+        .dense(20)
+        for p in (0.0, 0.3, 1.0)
+    }
+    assert (dense[1.0] > 0).sum() < (dense[0.0] > 0).sum()
+    np.testing.assert_allclose(dense[0.3], 0.7 * dense[0.0] + 0.3 * dense[1.0])
+
+
+def test_a_threshold_above_one_half_switches_xtc_off() -> None:
+    assert SamplingParams(temperature=0, xtc_probability=1, xtc_threshold=0.51).greedy
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -345,6 +398,16 @@ def test_seeded_draws_follow_the_weights_and_never_hit_zero() -> None:
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: math.inf}),
         ("presence_penalty", math.nan),
+        ("top_n_sigma", math.nan),
+        ("xtc_probability", 1.5),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", -0.5),
+        ("dynatemp_exp", math.inf),
+        ("dry_multiplier", -1.0),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", ("",)),
     ],
 )
 def test_invalid_values_are_named(name: str, value: object) -> None:

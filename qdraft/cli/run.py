@@ -151,7 +151,7 @@ def _show_figures(
         show_json(run_report(pair, generation, check))
         return
     stream.end(generation.text)
-    greedy = generation.sampling.temperature == 0
+    greedy = generation.sampling.greedy
     if not output.quiet and (placed := placed_view(pair)):
         talk_console().print(placed)
     if not output.quiet and generation.rounds:

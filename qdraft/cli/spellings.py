@@ -56,9 +56,8 @@ _NOT_NEEDED = {
     "--spec-ngram-min-hits=",
     "qdraft samples on the CPU": "-bs --backend-sampling --spec-draft-backend-sampling "
     "--no-spec-draft-backend-sampling",
-    "a sampler that is off has no other settings": "--mirostat-lr= --mirostat-ent= --dry-base= "
-    "--dry-allowed-length= --dry-penalty-last-n= --dry-sequence-breaker= --dynatemp-exp= "
-    "--adaptive-decay= --xtc-threshold=",
+    "a sampler that is off has no other settings": "--mirostat-lr= --mirostat-ent= "
+    "--adaptive-decay=",
     "one text has one slot": "-cb --cont-batching -nocb --no-cont-batching -kvu --kv-unified "
     "-no-kvu --no-kv-unified --cache-prompt --no-cache-prompt --cache-reuse= -ctxcp= "
     "--ctx-checkpoints= --swa-checkpoints= -cms= --checkpoint-min-step= -cram= --cache-ram= "
@@ -82,10 +81,10 @@ _MISSING = {
     "--prompt-cache-all --prompt-cache-ro",
     "use processors of qdraft.Pair.generate": "--grammar= --grammar-file= -j= --json-schema= -jf= "
     "--json-schema-file=",
-    "use --temp, --top-k, --top-p, --min-p or --typical-p": "--mirostat=0 --xtc-probability=0 "
-    "--dry-multiplier=0 --dynatemp-range=0 --top-nsigma=-1 --top-n-sigma=-1 --adaptive-target=-1 "
-    "--tfs=1",
-    "the order is penalties, --top-k, --typical-p, --top-p, --min-p, --temp": "--samplers="
+    "use --temp, --top-p or --min-p: its state goes by the probabilities of earlier tokens, which "
+    "target and draft compute differently": "--mirostat=0 --adaptive-target=-1",
+    "use --temp, --top-k, --top-p, --min-p or --typical-p": "--tfs=1",
+    "the order is that of llama.cpp's default, so switch steps off one by one": "--samplers="
     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature --sampler-seq=edskypmxt "
     "--sampling-seq=edskypmxt",
     "qdraft takes it from the file, so leave it out": "--rope-scaling= --rope-scale= "

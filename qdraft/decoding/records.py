@@ -223,14 +223,42 @@ class Chunk:
     reasoning: str = ""
 
 
+_FINITE = (
+    "temperature",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_n_sigma",
+    "dynatemp_exp",
+    "dry_base",
+)
+_RANGES = (
+    ("xtc_probability", 0.0, 1.0),
+    ("xtc_threshold", 0.0, 1.0),
+    ("dynatemp_range", 0.0, 1e6),
+    ("dry_multiplier", 0.0, 1e6),
+    ("dry_base", 1.0, 1e6),
+    ("dry_allowed_length", 0, 2**31 - 1),
+    ("dry_penalty_last_n", -1, 2**31 - 1),
+)
+
+
+def _range_words(low: float, high: float) -> str:
+    return f"from {low:g} to {high:g}" if high < 2 else f"{low:g} or more"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is chosen from a row of logits; the defaults are llama.cpp's.
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1,
-    ``repeat_penalty`` 1 and penalties of 0 switch a step off. The penalties look at the last
-    ``repeat_last_n`` tokens (-1: the whole text). ``logit_bias`` maps token ids to an additive
-    bias; -inf bans a token.
+    ``top_n_sigma`` up to 0, ``repeat_penalty`` 1 and penalties of 0 switch a step off. The
+    penalties look at the last ``repeat_last_n`` tokens (-1: the whole text). ``logit_bias`` maps
+    token ids to an additive bias; -inf bans a token.
+
+    ``xtc_probability`` 0 or an ``xtc_threshold`` above 0.5 switches XTC off, ``dynatemp_range`` 0
+    the dynamic temperature, and ``dry_multiplier`` 0 or ``dry_penalty_last_n`` 0 DRY, which looks
+    at the last ``dry_penalty_last_n`` tokens (-1: the whole text).
     """
 
     temperature: float = 0.8
@@ -242,11 +270,24 @@ class SamplingParams:
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exp: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty"):
+        for name in _FINITE:
             require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            require(low <= value <= high, name, value, _range_words(low, high))
         require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (off)")
@@ -257,6 +298,22 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             require(token >= 0, "logit_bias token", token, "0 or more")
             require(not math.isnan(bias) and bias < math.inf, "logit_bias", bias, "below +inf")
+        require("" not in self.dry_sequence_breakers, "dry_sequence_breakers", '""', "not empty")
+
+    @property
+    def uses_xtc(self) -> bool:
+        """True if XTC may take candidates away."""
+        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
+
+    @property
+    def uses_dry(self) -> bool:
+        """True if DRY may lower logits."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def greedy(self) -> bool:
+        """True if the row alone determines the token: temperature 0 without XTC and a range."""
+        return self.temperature == 0 and not self.uses_xtc and self.dynatemp_range == 0
 
 
 @dataclass(frozen=True, slots=True)

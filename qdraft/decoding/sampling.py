@@ -1,10 +1,12 @@
 """From a row of logits to the token that follows, or to the distribution it is drawn from.
 
 The steps and their order are those of llama.cpp's default sampler chain: logit bias, penalties,
-top-k, typical-p, top-p, min-p, temperature. Bias and penalties are processors, which change the
-row itself; the others truncate the distribution. Target and draft go through one Sampler, so that
-p and q are always made in the same way. Temperature 0 takes the likeliest of the tokens that
-top-k and typical-p leave; typical-p may take the likeliest of all away.
+DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. Bias, penalties and DRY are
+processors, which change the row itself; the others truncate the distribution. Target and draft go
+through one Sampler, so that p and q are always made in the same way. Temperature 0 takes the
+likeliest of the tokens that top-k and typical-p leave; typical-p may rule out the likeliest of all.
+
+llama.cpp tosses a coin for XTC at each token. Here p is the mixture of both outcomes: the same law.
 """
 
 from __future__ import annotations
@@ -16,13 +18,28 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.dry import Breakers, dry_penalties
 from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.records import Distribution, SamplingParams
 from qdraft.decoding.rng import Rng
-from qdraft.errors import LogitsError, ParameterError
-
-Row = NDArray[np.float32]
-Floats = NDArray[np.float64]
+from qdraft.decoding.truncation import (
+    Floats as Floats,
+)
+from qdraft.decoding.truncation import (
+    Row as Row,
+)
+from qdraft.decoding.truncation import (
+    dynamic_temperature,
+    keep_min_p,
+    keep_top_p,
+    keep_typical_p,
+    keep_xtc,
+    within_sigmas,
+)
+from qdraft.decoding.truncation import (
+    softmax as softmax,
+)
+from qdraft.errors import LogitsError, ParameterError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +110,26 @@ class Penalties:
         return row
 
 
-def processors_for(params: SamplingParams, n_vocab: int) -> list[Processor]:
+class Dry:
+    """Lowers the logits of tokens that would make a repetition longer; see ``dry_penalties``."""
+
+    def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
+        self._params, self._breakers = params, breakers
+
+    def __call__(self, row: Row, history: History) -> Row:
+        tokens = history.last(self._params.dry_penalty_last_n)
+        for token, penalty in dry_penalties(tokens, self._params, self._breakers).items():
+            row[token] -= penalty
+        return row
+
+
+def processors_for(
+    params: SamplingParams, n_vocab: int, breakers: Breakers | None = None
+) -> list[Processor]:
     """The processors that ``params`` ask for, in llama.cpp's order.
 
-    Raises ParameterError for a biased token that is not in the vocabulary.
+    Raises ParameterError for a biased token that is not in the vocabulary, and UsageError for DRY
+    without ``breakers``.
     """
     unknown = [token for token in params.logit_bias if token >= n_vocab]
     if unknown:
@@ -111,6 +144,10 @@ def processors_for(params: SamplingParams, n_vocab: int) -> list[Processor]:
     penalties = (params.repeat_penalty - 1, params.presence_penalty, params.frequency_penalty)
     if params.repeat_last_n != 0 and any(penalties):
         processors.append(Penalties(params))
+    if params.uses_dry:
+        if breakers is None:
+            raise UsageError("a sampler with dry_multiplier needs the breakers of its vocabulary")
+        processors.append(Dry(params, breakers))
     return processors
 
 
@@ -206,7 +243,7 @@ class Sampler:
     ``processors`` come after those of ``params``. Without any, no row is copied.
 
     With ``gumbel`` a token is chosen by its logit and its noise at its place, which gives it the
-    same law as drawing it: the rule "coupled" of verification.
+    same law as drawing it: the rule "coupled" of verification. DRY needs ``breakers``.
     """
 
     def __init__(
@@ -215,14 +252,15 @@ class Sampler:
         n_vocab: int,
         processors: Sequence[Processor] = (),
         gumbel: GumbelNoise | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
         self.params = params
         self.gumbel = gumbel
-        self._processors = [*processors_for(params, n_vocab), *processors]
+        self._processors = [*processors_for(params, n_vocab, breakers), *processors]
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature == 0
+        return self.params.greedy
 
     @property
     def chooses(self) -> bool:
@@ -253,10 +291,11 @@ class Sampler:
         row = self.process(row, context, drafted)
         if self.greedy or self.gumbel is None:
             return Scores(self._with_candidates(row))
-        logits, ids = self._truncate(row)
-        tokens = np.arange(len(logits)) if ids is None else ids
+        probs, ids = self._probs(row)
+        tokens = np.arange(len(probs)) if ids is None else ids
         noise = self.gumbel.at(len(context) + len(drafted), tokens)
-        return Scores(logits / self.params.temperature + noise, ids)
+        with np.errstate(divide="ignore"):
+            return Scores(np.log(probs) + noise, ids)
 
     def choose(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:
         """The token that a sampler that ``chooses`` chooses.
@@ -272,14 +311,38 @@ class Sampler:
 
         Raises LogitsError if the row holds NaN or nothing finite.
         """
-        row = self.process(row, context, drafted)
+        return Distribution(*self._probs(self.process(row, context, drafted)))
+
+    def _probs(self, row: Row) -> tuple[Floats, NDArray[np.intp] | None]:
+        """The probabilities of the candidates of a processed row, and their tokens (None: all)."""
+        params = self.params
         logits, ids = self._truncate(row)
-        return Distribution(softmax(logits, self.params.temperature or 1.0), ids)
+        probs = self._at_temperature(logits)
+        if params.uses_xtc:
+            kept = keep_xtc(softmax(logits), params.xtc_threshold)
+            probs *= 1 - params.xtc_probability
+            probs[kept] += params.xtc_probability * self._at_temperature(logits[kept])
+        return probs, ids
+
+    def _at_temperature(self, logits: Floats) -> Floats:
+        params = self.params
+        temperature = params.temperature
+        if params.dynatemp_range > 0:
+            temperature = dynamic_temperature(
+                logits, temperature, params.dynatemp_range, params.dynatemp_exp
+            )
+        if temperature > 0:
+            return softmax(logits, temperature)
+        likeliest = np.zeros(len(logits))
+        likeliest[logits.argmax()] = 1.0
+        return likeliest
 
     def _truncate(self, row: Row) -> tuple[Floats, NDArray[np.intp] | None]:
-        """The logits that top-k, typical-p, top-p and min-p leave, and their tokens (None: all)."""
+        """The logits that top-n-sigma to min-p leave, and their tokens (None: all)."""
         params = self.params
         _check_finite(row.max())
+        if params.top_n_sigma > 0:
+            row = within_sigmas(row, params.top_n_sigma)
         ids: NDArray[np.intp] | None = None
         if 0 < params.top_k < len(row):
             ids = np.sort(np.argpartition(row, -params.top_k)[-params.top_k :])
@@ -326,48 +389,6 @@ def draw(distribution: Distribution, rng: Rng) -> int:
 def point_mass(token: int) -> Distribution:
     """All probability on one token."""
     return Distribution(np.ones(1), np.array([token], dtype=np.intp))
-
-
-def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
-    """exp(logits / temperature), normalised; shape [n], float64."""
-    out: Floats = np.exp((logits - logits.max()) / temperature)
-    out /= out.sum()
-    return out
-
-
-def keep_top_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Indices of the smallest set of likeliest entries whose sum reaches ``limit``, ascending.
-
-    Nucleus sampling, Holtzman et al. 2020 (arXiv:1904.09751), section 3.1.
-    """
-    # Entries below (1 - limit) / n sum to less than 1 - limit, so the nucleus never
-    # needs one: only the others have to be sorted.
-    others = np.flatnonzero(probs >= (1 - limit) / len(probs))
-    order = others[np.argsort(-probs[others], kind="stable")]
-    n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "left")) + 1
-    return np.sort(order[:n_kept])
-
-
-def keep_min_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Indices of the entries with at least ``limit`` times the largest probability.
-
-    Min-p sampling, Nguyen et al. 2024 (arXiv:2407.01082), section 3.
-    """
-    return np.flatnonzero(probs >= limit * probs.max())
-
-
-def keep_typical_p(probs: Floats, limit: float) -> NDArray[np.intp]:
-    """Indices of the entries closest to the entropy whose sum exceeds ``limit``, ascending.
-
-    Locally typical sampling, Meister et al. 2023 (arXiv:2202.00666), equation 10. llama.cpp asks
-    for a sum above the limit here, and for one of at least the limit in top-p.
-    """
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probs)
-    entropy = float(np.sum(probs * np.where(probs > 0, surprise, 0.0)))
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    n_kept = int(np.searchsorted(np.cumsum(probs[order]), limit, "right")) + 1
-    return np.sort(order[:n_kept])
 
 
 def _argmax(row: Row | Floats) -> int:

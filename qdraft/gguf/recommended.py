@@ -19,7 +19,12 @@ _PARAMETERS = {
     "min_p": ("min_p", False),
     "penalty_last_n": ("repeat_last_n", True),
     "penalty_repeat": ("repeat_penalty", False),
+    "xtc_probability": ("xtc_probability", False),
+    "xtc_threshold": ("xtc_threshold", False),
 }
+# Values out of their range that mean what the end of the range means: off, or greedy.
+_OFF_BELOW_ZERO = ("temperature", "top_k", "min_p", "xtc_probability")
+_OFF_ABOVE_ONE = ("top_p", "xtc_probability", "xtc_threshold")
 # llama.cpp's default order, and what switches off the ones that qdraft has.
 _CHAIN: dict[str, dict[str, float]] = {
     "penalties": {"repeat_penalty": 1.0},
@@ -29,7 +34,7 @@ _CHAIN: dict[str, dict[str, float]] = {
     "typ_p": {"typical_p": 1.0},
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
-    "xtc": {},
+    "xtc": {"xtc_probability": 0.0},
     "temperature": {"temperature": 1.0},
 }
 _ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
@@ -75,8 +80,6 @@ def read_recommended(metadata: Mapping[str, Value]) -> Recommended:
         if key.startswith(_KEY) and (number := _as_number(value)) is not None
     }
     values, ignored = _values_of(numbers)
-    if numbers.get("xtc_probability", 0) > 0 and numbers.get("xtc_threshold", 0.1) <= 0.5:
-        ignored.append(f"xtc-probability {numbers['xtc_probability']:g}")
     if int(numbers.get("mirostat", 0)) in (1, 2):
         ignored.append(f"mirostat {numbers['mirostat']:g}")
     sequence = metadata.get(f"{_KEY}sequence")
@@ -97,9 +100,9 @@ def _values_of(numbers: Mapping[str, float]) -> tuple[dict[str, float], list[str
         if key not in numbers:
             continue
         value = min(int(numbers[key]), 2**31 - 1) if is_whole else numbers[key]
-        if name in ("temperature", "top_k", "min_p"):  # below 0 is off or greedy, as 0 is
+        if name in _OFF_BELOW_ZERO:
             value = max(0, value)
-        if name == "top_p":
+        if name in _OFF_ABOVE_ONE:
             value = min(1.0, value)
         try:
             apply(SamplingParams(), {name: value})

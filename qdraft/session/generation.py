@@ -18,6 +18,7 @@ from qdraft.decoding.summary import Summary, summarize
 from qdraft.errors import CancelledError, ContextError, QDraftError, UsageError
 from qdraft.llama.spec import Both
 from qdraft.session.bit_identity import BitIdentity
+from qdraft.session.breakers import breakers_for
 from qdraft.session.check import Check, check
 from qdraft.session.reasoning import (
     ReasoningSplitter,
@@ -58,8 +59,10 @@ class Generation:
         self._params = params
         self._rng = SeededRng(secrets.randbits(32) if params.seed < 0 else params.seed)
         gumbel = GumbelNoise(self._rng.seed) if params.verification == "coupled" else None
-        self._sampler = Sampler(sampling, self._pair.vocab.n_tokens, processors, gumbel)
         vocab = self._pair.vocab
+        self._sampler = Sampler(
+            sampling, vocab.n_tokens, processors, gumbel, breakers_for(sampling, vocab)
+        )
         marks = find_marks(vocab) if split_reasoning else None
         shown = mark_tokens(vocab, marks) if marks else ()
         self._reader = TextReader(vocab, params.stop, special=params.special, shown=shown)

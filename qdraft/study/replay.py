@@ -31,6 +31,15 @@ from qdraft.errors import ParameterError, UsageError
 from qdraft.study.logit_store import Rows
 from qdraft.study.recording import Logs, Recording, TextRecording
 
+# Steps that look at the text, or at all tokens of a position.
+_NEED_TOKENS = (
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "dry_multiplier",
+    "top_n_sigma",
+)
 _HOTTEST = 1.5  # temperature up to which the kept tokens of a position are enough
 
 
@@ -166,7 +175,7 @@ class _Way:
     def is_truncated(self) -> bool:
         """True if sampling never draws from the tokens that a recording leaves out."""
         s = self.sampling
-        return s.temperature == 0 or bool(s.top_k) or s.top_p < 1 or s.min_p > 0
+        return s.greedy or bool(s.top_k) or s.top_p < 1 or s.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +229,7 @@ def choose_sampling(recording: Recording, sampling: SamplingParams) -> SamplingP
 def read_recommended(recording: Recording) -> dict[str, float]:
     """How the file of the recorded target recommends to sample, by the names of parameters."""
     values = recording.about.get("recommended")
-    names = {each.name for each in fields(SamplingParams)} - {"logit_bias"}
+    names = {each.name for each in fields(SamplingParams)} - {"logit_bias", "dry_sequence_breakers"}
     items = values.items() if isinstance(values, dict) else ()
     return {k: v for k, v in items if k in names and isinstance(v, (int, float))}
 
@@ -247,7 +256,7 @@ def _require(
             "recording has too few tokens of each position"
         )
     plain = SamplingParams()
-    for name in ("repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"):
+    for name in _NEED_TOKENS:
         if getattr(sampling, name) != getattr(plain, name):
             raise ParameterError(
                 f"{name} cannot be replayed: a recording has positions, not tokens"

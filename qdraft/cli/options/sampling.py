@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from qdraft.cli.escapes import process_escapes
 from qdraft.cli.options.group import Group, Sets, option
 from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
@@ -92,6 +93,91 @@ class SamplingOptions(Group):
             help="Lower a token's logit by this for each time it is in the text; 0 turns this off.",
         ),
     ] = 0.0
+    top_n_sigma: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--top-nsigma",
+            "--top-n-sigma",
+            help="Drop tokens more than this many standard deviations below the largest logit; "
+            "-1 turns this off.",
+        ),
+    ] = -1.0
+    xtc_probability: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--xtc-probability",
+            help="Chance that XTC drops the likeliest of several likely tokens; 0 turns this off.",
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--xtc-threshold",
+            help="Probability from which XTC counts a token as likely; above 0.5 turns XTC off.",
+        ),
+    ] = 0.1
+    dynatemp_range: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--dynatemp-range",
+            help="Range of the dynamic temperature around --temp, by entropy; 0 turns this off.",
+        ),
+    ] = 0.0
+    dynatemp_exp: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--dynatemp-exp",
+            help="Exponent of the entropy in the dynamic temperature.",
+        ),
+    ] = 1.0
+    dry_multiplier: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--dry-multiplier",
+            help="Weight of DRY, which penalizes tokens that prolong a repetition; "
+            "0 turns this off.",
+        ),
+    ] = 0.0
+    dry_base: Annotated[
+        float,
+        option(
+            _PANEL,
+            "--dry-base",
+            help="Factor by which each repeated token raises the penalty of DRY.",
+        ),
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int,
+        option(
+            _PANEL,
+            "--dry-allowed-length",
+            help="Repeated tokens from which on DRY penalizes.",
+        ),
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        option(
+            _PANEL,
+            "--dry-penalty-last-n",
+            help="Number of last tokens in which DRY looks for repetitions; -1 is the whole text.",
+        ),
+    ] = 64
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        option(
+            _PANEL,
+            "--dry-sequence-breaker",
+            help="Text that no repetition of DRY goes beyond (repeatable); none uses no breaker.",
+            default='\\n : " *',
+        ),
+        Sets("dry_sequence_breakers"),
+    ] = None
     logit_bias: Annotated[
         list[str] | None,
         option(
@@ -130,8 +216,26 @@ class SamplingOptions(Group):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=parse_logit_bias(self.logit_bias),
+            top_n_sigma=self.top_n_sigma,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            dynatemp_range=self.dynatemp_range,
+            dynatemp_exp=self.dynatemp_exp,
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_penalty_last_n=self.dry_penalty_last_n,
+            dry_sequence_breakers=self._breakers(),
         )
         return apply(sampling, values)
+
+    def _breakers(self) -> tuple[str, ...]:
+        """The sequence breakers of DRY; those that are given replace the default ones."""
+        name = "--dry-sequence-breaker"
+        if self.dry_sequence_breaker is None:
+            return SamplingParams().dry_sequence_breakers
+        texts = self.dry_sequence_breaker
+        return tuple(process_escapes(text, name) for text in texts if text != "none")
 
 
 @dataclass(frozen=True, kw_only=True)
