@@ -30,7 +30,7 @@ from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.text import TextOptions
 from qdraft.cli.pair_command import PairCommand
 from qdraft.cli.run import INTERRUPTED, refuse_combinations, with_progress
-from qdraft.errors import QDraftError
+from qdraft.errors import QDraftError, UsageError
 from qdraft.paths import data_dir
 from qdraft.render.chat import (
     answer_line,
@@ -98,6 +98,8 @@ def chat(  # noqa: PLR0913 (one group of options each)
     is_interactive = sys.stdin is not None and sys.stdin.isatty()
     if not is_interactive or text.prompt is not None or text.file is not None:
         first = text.read_prompt()
+        if not first.strip():
+            raise UsageError("there is no message", hint="start qdraft chat in a terminal")
     resumed = None if chats.resume is None else find_chat(chats.resume)
     keep_draft = drafting.kind.requires_draft
     with open_described(

@@ -69,7 +69,7 @@ def open_terminal(words: Words, history: Path | None) -> Terminal:
     shown = next((s for s in (sys.stdout, sys.stderr) if s.isatty()), None)
     if shown is None or os.environ.get("TERM") == "dumb":
         return PlainTerminal()
-    return EditingTerminal(words, _open_history(history), output=create_output(shown))
+    return EditingTerminal(words, open_history(history), output=create_output(shown))
 
 
 class EditingTerminal:
@@ -148,7 +148,7 @@ class CommandCompleter(Completer):
                     yield Completion(word, -len(argument))
 
 
-def _open_history(path: Path | None) -> History:
+def open_history(path: Path | None) -> History:
     """Return the history in a file, which only the user may read; else one in memory."""
     if path is None:
         return InMemoryHistory()
