@@ -32,10 +32,15 @@ GREEDY = SamplingParams(temperature=0)
 class ChatVocab(FakeVocab):
     """A vocabulary whose template is ``<role>content<end>`` for each message.
 
-    If it ``can_think``, an answer begins with ``(no)`` where thinking is off.
+    If it ``can_think``, an answer begins with ``(no)`` where thinking is off. The template leaves
+    the reasoning of earlier answers out.
     """
 
     can_think = False
+
+    @property
+    def chat_template(self) -> str:
+        return "enable_thinking <think> </think>" if self.can_think else ""
 
     def __init__(self) -> None:
         marks = range(256 + len(WORDS), len(PIECES))

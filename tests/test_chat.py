@@ -422,19 +422,33 @@ class TestCommands:
             command(chat, "/draft 3")
 
     def test_think(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        chat = make_chat()
-        with pytest.raises(UsageError, match="cannot turn reasoning off"):
-            command(chat, "/think off")
-        assert command(chat, "/think").say == "the model reasons if it can"
+        monkeypatch.setattr(ChatVocab, "can_think", True)
+        chat = make_chat("<think>why</think>because", "so")
+        assert command(chat, "/think").say.endswith("its reasoning is shown")
         with pytest.raises(UsageError, match="think is maybe but must be one of"):
             command(chat, "/think maybe")
-        monkeypatch.setattr(ChatVocab, "can_think", True)
+        assert command(chat, "/think hide").say.endswith("its reasoning is not shown")
+        assert say(chat, "a") == "because"
+        assert chat.conversation.messages[-1] == Message(ASSISTANT, "because", "why")
+        assert chat.transcript
+        assert read_chat(chat.transcript.path).messages == chat.conversation.messages
         command(chat, "/think off")
-        say(chat, "a")
+        say(chat, "b")
         assert chat.last
         assert chat.last.generation.prompt[-4:] == tuple(b"(no)")
+        # The template leaves old reasoning out, so the first answer is read again.
+        assert chat.last.figures.n_reused == 4
         command(chat, "/think on")
         assert chat.encode(chat.conversation.messages)[-1] == ASSISTANT_MARK
+
+    def test_a_template_without_a_switch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        chat = make_chat()
+        command(chat, "/think off")  # the model never reasons
+        command(chat, "/think on")
+        monkeypatch.setattr(ChatVocab, "chat_template", "<think>")
+        with pytest.raises(UsageError, match="cannot switch reasoning off"):
+            command(chat, "/think off")
+        assert chat.settings.think == "on"
 
     def test_save_and_load(self) -> None:
         chat = make_chat()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatting import make_chat, say
+from chatting import ChatVocab, make_chat, say
 from invoke import one_error, qdraft, qdraft_process
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -203,6 +203,19 @@ class TestLoop:
         talk(make_chat(), "hi", "/copy")
         assert copied == ["the end"]
         assert "copied by it" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("think", ["on", "hide"])
+    def test_reasoning_goes_to_stderr_or_nowhere(
+        self,
+        think: str,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(ChatVocab, "can_think", True)
+        talk(make_chat("<think>why</think>because"), f"/think {think}", "hi")
+        shown = capsys.readouterr()
+        assert shown.out == "because\n"
+        assert ("why" in shown.err) == (think == "on")
 
 
 class TestStopping:

@@ -28,13 +28,12 @@ from qdraft.errors import ContextError, UsageError
 from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.session.pair import Pair
 from qdraft.session.prompt import encode_messages
+from qdraft.session.reasoning import find_marks, switch_reasoning
 
 log = logging.getLogger(__name__)
 
 # Tokens that the context must have left for an answer. Not measured: a sentence.
 _ROOM = 32
-# The variable of chat templates that turns reasoning off: Qwen3 was the first to have it.
-_SWITCH: dict[str, dict[str, bool]] = {"on": {}, "off": {"enable_thinking": False}}
 _WAYS_OUT = "/compact sums the chat up, /drop N leaves its oldest N turns out, /clear starts anew"
 
 
@@ -52,18 +51,19 @@ class Chat:
         transcript: Transcript | None = None,
         *,
         template: TemplateOptions = NO_OPTIONS,
+        split_reasoning: bool = True,
         parse_special: bool = False,
     ) -> None:
         """``template`` is what the chat template gets beside the messages.
 
-        ``parse_special`` reads the names of control tokens in messages as these tokens.
-
-        Raises UsageError if the target has no chat template.
+        ``split_reasoning`` keeps the reasoning apart from the answers. ``parse_special`` reads the
+        names of control tokens in messages as these tokens. Raises UsageError if the target has no
+        chat template.
         """
         if not pair.vocab.has_chat_template:
             raise UsageError(
                 f"{pair.target.path.name} has no chat template, which a chat needs",
-                hint="register it with a template of your own: qdraft models add --template FILE",
+                hint="give it one with --chat-template-file",
             )
         self.pair = pair
         self.settings = settings
@@ -73,6 +73,7 @@ class Chat:
         self.attached: list[str] = []
         self.last: Answer | None = None
         self._template = template
+        self._splits = split_reasoning
         self._parse_special = parse_special
         self._session = pair.session()
         self._known: list[int] = []  # the tokens of the last prompt and answer
@@ -204,7 +205,7 @@ class Chat:
         tokens = encode_messages(
             vocab,
             [message.as_dict() for message in messages],
-            template=self._options(self.settings.think),
+            template=self._template,
             parse_special=self._parse_special,
         )
         return keep_tokens(vocab, self._known, tokens)
@@ -216,16 +217,17 @@ class Chat:
         """
         before = self.settings.think
         self.settings.choose("think", think)
-        probe = [Message(USER, "Hello").as_dict()]
-        on, off = (self.pair.vocab.render_chat(probe, self._options(each)) for each in _SWITCH)
-        if think == "off" and on == off:
+        on = think != "off"
+        if on == (before != "off"):
+            return
+        vocab = self.pair.vocab
+        try:
+            never = on and find_marks(vocab) is None  # it did not reason before, either
+            switch = {} if never else switch_reasoning(vocab, on=on)
+        except UsageError:
             self.settings.think = before
-            raise UsageError("the chat template of this model cannot turn reasoning off")
-
-    def _options(self, think: str) -> TemplateOptions:
-        """What the template gets beside the messages."""
-        kwargs = {**self._template.kwargs, **_SWITCH.get(think, {})}
-        return replace(self._template, kwargs=kwargs)
+            raise
+        self._template = replace(self._template, kwargs={**self._template.kwargs, **switch})
 
     def n_used(self) -> int:
         """Return how many tokens of the context the chat takes as it is."""
@@ -262,9 +264,11 @@ class Chat:
                 self._save(self.conversation.messages, "undo")
                 return
             self._known = [*text.prompt, *text.tokens]
-            settle(Message(ASSISTANT, answer.text, cut=answer.cut))
+            settle(Message(ASSISTANT, answer.text, text.reasoning, answer.cut))
 
-        generation = self._session.generate(prompt, self.settings.sampling, decode)
+        generation = self._session.generate(
+            prompt, self.settings.sampling, decode, split_reasoning=self._splits
+        )
         self.last = Answer(generation, self.n_ctx, end)
         return self.last
 

@@ -134,7 +134,8 @@ def _think(chat: Chat, argument: str) -> Effect:
     if argument:
         chat.set_think(argument)
     meaning = {
-        "on": "the model reasons if it can",
+        "on": "the model reasons if it can, and its reasoning is shown",
+        "hide": "the model reasons if it can, and its reasoning is not shown",
         "off": "the template asks the model not to reason",
     }
     return Effect(say=meaning[chat.settings.think])
@@ -246,7 +247,13 @@ COMMANDS = {
             "draft", "[on|off|N]", "Draft, or not, or N tokens at most.", _draft, ("on", "off")
         ),
         Command("stats", "", "Show the figures of the last answer and of the chat.", _stats),
-        Command("think", "[on|off]", "Let the model reason, or not.", _think, ("on", "off")),
+        Command(
+            "think",
+            "[on|off|hide]",
+            "Let the model reason or not, or hide its reasoning.",
+            _think,
+            ("on", "off", "hide"),
+        ),
         Command("save", "[NAME]", "Save the chat under a name, and go on there.", _save),
         Command("load", "[NAME]", "Go on with a saved chat, or list the saved chats.", _load),
         Command("clear", "", "Forget all turns.", _clear),

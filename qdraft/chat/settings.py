@@ -12,7 +12,7 @@ from qdraft.errors import UsageError
 # Of DecodeParams; how many tokens to draft has a command of its own.
 _OF_DECODING = ("n_predict", "seed", "draft_policy", "p_min", "verification")
 _ALIASES = {"temp": "temperature", "color": "colour", "n": "n_predict"}
-_CHOICES = {"colour": ("off", "draft"), "think": ("on", "off")}
+_CHOICES = {"colour": ("off", "draft"), "think": ("on", "off", "hide")}
 _FROM_TEXT: dict[type, str] = {int: "a whole number", float: "a number"}
 _HINTS = get_type_hints(SamplingParams) | get_type_hints(DecodeParams)
 
@@ -21,8 +21,8 @@ _HINTS = get_type_hints(SamplingParams) | get_type_hints(DecodeParams)
 class Settings:
     """How the next answers are made and shown.
 
-    ``colour`` "draft" styles each token by where it comes from. ``think`` "off"
-    has the chat template ask the model not to reason.
+    ``colour`` "draft" styles each token by where it comes from. ``think`` is
+    "on" (reasoning is shown), "hide" (it is not), or "off" (the chat template asks for none).
     """
 
     sampling: SamplingParams

@@ -27,6 +27,7 @@ from qdraft.cli.options.group import Without, takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import RunOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
+from qdraft.cli.options.template import ChatTemplateOptions
 from qdraft.cli.options.text import TextOptions
 from qdraft.cli.pair_command import PairCommand
 from qdraft.cli.run import INTERRUPTED, refuse_combinations, with_progress
@@ -73,6 +74,7 @@ def chat(  # noqa: PLR0913 (one group of options each)
     models: ModelOptions,
     chats: ChatOptions,
     text: Annotated[TextOptions, Without("raw", "special", "ignore_eos")],
+    template: ChatTemplateOptions,
     sampling: SamplingOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
@@ -94,6 +96,7 @@ def chat(  # noqa: PLR0913 (one group of options each)
     refuse_combinations(models, drafting, devices)
     output.set_log_levels()
     devices.engines()
+    template_text = template.template_text()
     first = None
     is_interactive = sys.stdin is not None and sys.stdin.isatty()
     if not is_interactive or text.prompt is not None or text.file is not None:
@@ -103,16 +106,31 @@ def chat(  # noqa: PLR0913 (one group of options each)
     resumed = None if chats.resume is None else find_chat(chats.resume)
     keep_draft = drafting.kind.requires_draft
     with open_described(
-        models, devices, drafting, keep_draft=keep_draft, quiet=output.quiet
+        models,
+        devices,
+        drafting,
+        keep_draft=keep_draft,
+        quiet=output.quiet,
+        template=template_text,
     ) as pair:
         if not models.no_draft:
             params = pair.choose_drafter(params)
         settings = Settings(
-            sampling.params(pair.recommended.values), params, "draft" if output.color else "off"
+            sampling.params(pair.recommended.values),
+            params,
+            "draft" if output.color else "off",
+            think_of(template),
         )
         names = {"target": pair.target.path.name, "draft": pair.draft and pair.draft.path.name}
         transcript = None if chats.no_save else Transcript(new_path(), names)
-        with Chat(pair, settings, transcript, parse_special=bool(text.parse_special)) as talk:
+        with Chat(
+            pair,
+            settings,
+            transcript,
+            template=template.for_model(pair.vocab),
+            split_reasoning=template.splits,
+            parse_special=bool(text.parse_special),
+        ) as talk:
             loop = ChatLoop(talk, output)
             if not output.quiet and is_interactive:
                 loop.greet()
@@ -128,6 +146,13 @@ def chat(  # noqa: PLR0913 (one group of options each)
                 loop.run(open_terminal(loop.words, history))
                 loop.part()
             raise typer.Exit(status)
+
+
+def think_of(template: ChatTemplateOptions) -> str:
+    """Return the setting of ``/think`` that the options ask for."""
+    if template.reasoning == "off":
+        return "off"
+    return "hide" if template.hide_reasoning else "on"
 
 
 class ChatLoop:
@@ -187,8 +212,11 @@ class ChatLoop:
 
         Ctrl-C stops it. Another signal that stops the command is raised again.
         """
+        settings = self._chat.settings
         stream = TextStream(
-            color=self._chat.settings.colour == "draft", raw=self._output.raw_output
+            color=settings.colour == "draft",
+            raw=self._output.raw_output,
+            reasoning=settings.think == "on" and not self._output.quiet,
         )
         status = 0
         try:
