@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qdraft.llama.native import limit_spinning
+from qdraft.llama.quantize import Recipe, quantize
 from qdraft.pairs import registry
 from qdraft.pairs.lock import locked
 from qdraft.pairs.packages import materialize
@@ -81,4 +82,21 @@ def smollm2(
             os.link(path, link)
     target, draft = materialize(entry, threads=2)
     assert draft is not None
+    return target, draft
+
+
+@pytest.fixture(scope="session")
+def shallow(
+    source_file: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Target (Q4_1) and draft (Q8_0) of six of the demo model's thirty layers.
+
+    It takes a third of the time, and writes nonsense: for tests that need a vocabulary, a chat
+    template and true quantizations, and do not ask what the text says.
+    """
+    folder = tmp_path_factory.mktemp("shallow")
+    target, draft = folder / "shallow-Q4_1.gguf", folder / "shallow-Q8_0.gguf"
+    middle = tuple(range(3, 27))
+    for path, file_type in ((target, "Q4_1"), (draft, "Q8_0")):
+        quantize(source_file, path, Recipe(file_type, prune_layers=middle), threads=1)
     return target, draft

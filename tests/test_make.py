@@ -89,10 +89,10 @@ class TestSearch:
 
     @pytest.mark.real
     def test_recipes_are_tried_and_the_fastest_is_made(
-        self, tmp_path: Path, source_file: Path
+        self, tmp_path: Path, shallow: tuple[Path, Path]
     ) -> None:
         target = tmp_path / "smol-Q4_1.gguf"
-        target.symlink_to(source_file)
+        target.symlink_to(shallow[0])
         done = invoke(
             "make",
             str(target),
@@ -265,40 +265,47 @@ class TestCommand:
         return path
 
     @pytest.fixture
+    def small_target(self, tmp_path: Path, shallow: tuple[Path, Path]) -> Path:
+        path = tmp_path / "smol-Q4_1.gguf"
+        path.symlink_to(shallow[0])
+        return path
+
+    @pytest.fixture
     def calibration(self, tmp_path: Path) -> tuple[str, str]:
         """The option for a part of the built-in text, so that the matrix takes seconds."""
         path = tmp_path / "calibration" / "part.txt"
         path.parent.mkdir()
-        path.write_text(built_in_text()[:6000], encoding="utf-8")
+        path.write_text(built_in_text()[:2400], encoding="utf-8")
         return "--calibration", str(path)
 
     def test_a_draft_is_made_measured_and_registered(
-        self, target: Path, calibration: tuple[str, str]
+        self, small_target: Path, calibration: tuple[str, str]
     ) -> None:
-        args = ("--type", "q4_0", "--written", "32", "--measure", "60", "--json")
+        target = small_target
+        args = ("--type", "q5_0", "--written", "32", "--measure", "60", "--json")
         done = invoke("make", str(target), *args, *calibration)
         assert done.returncode == 0, done.stderr
         outcome = json.loads(done.stdout)
         jsonschema.validate(outcome, schema("make"))
         (each,) = outcome["drafts"]
-        assert each["pair"] == "smol-Q4_0"
+        assert each["pair"] == "smol-Q5_0"
         reported = each["made"]
-        draft = target.with_name("smol-Q4_0.gguf")
+        draft = target.with_name("smol-Q5_0.gguf")
         assert reported["draft"]["path"] == str(draft)
         assert reported["draft"]["n_bytes"] == draft.stat().st_size
         assert reported["matrix"] == str(target.with_name("smol.imatrix.gguf"))
         for made in (reported["quality"], reported["plain"]):
             for kv in ("shared", "own"):
                 assert made[kv]["n"] > 30
-                assert 0.5 < made[kv]["sum_min"] <= 1  # of 60 places: 0.6 to 0.8 on three machines
+                assert 0.5 < made[kv]["sum_min"] <= 1  # of 60 places
                 assert 0.5 < made[kv]["same_top"] <= 1
-        assert registry.load().find("smol-Q4_0").draft == str(draft)
+        assert registry.load().find("smol-Q5_0").draft == str(draft)
         assert not [p for p in target.parent.iterdir() if p.name.startswith((".", "qdraft-"))]
-        for how in (("--pair", "smol-Q4_0"), ("-m", str(target))):  # by name, or as known for it
+        for how in (("--pair", "smol-Q5_0"), ("-m", str(target))):  # by name, or as known for it
             run = invoke("run", *how, "-p", "Hi", "-n", "4", "--temp", "0", "--json")
             assert run.returncode == 0, run.stderr
             assert json.loads(run.stdout)["draft"]["path"] == str(draft)
-        again = invoke("make", str(target), "--type", "Q4_0")
+        again = invoke("make", str(target), "--type", "Q5_0")
         assert again.returncode == 2
         assert "already exists" in again.stderr
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from qdraft.disk import require_space
 from qdraft.errors import DiskSpaceError, EngineError, ParameterError, UsageError
+from qdraft.gguf.header import read_header
 from qdraft.gguf.imatrix import load as load_imatrix
 from qdraft.llama import logs
 from qdraft.llama.child import run_job
@@ -151,10 +152,8 @@ def _run(
 
 def _matrix_types(path: Path) -> dict[str, int]:
     """Count the true types of all matrices (vectors always stay F32)."""
-    import gguf
-
-    tensors = gguf.GGUFReader(path).tensors
-    return dict(Counter(t.tensor_type.name for t in tensors if len(t.shape) > 1).most_common())
+    tensors = read_header(path).tensors
+    return dict(Counter(t.type for t in tensors if len(t.shape) > 1).most_common())
 
 
 class _LogReader:
