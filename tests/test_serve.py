@@ -15,10 +15,15 @@ pytest.importorskip("starlette", reason="needs the serve extra")
 from serving import N_CTX, Service, eventually, serving
 
 import qdraft.serve.models
+from qdraft.decoding.records import Chunk, FinishReason, Origin
+from qdraft.decoding.summary import summarize
 from qdraft.serve.errors import ApiError
 from qdraft.serve.fields import Fields
 from qdraft.serve.gate import Rules, host_name, one_spelling
-from qdraft.serve.requests import CHAT, read_request
+from qdraft.serve.mailbox import Outcome
+from qdraft.serve.requests import CHAT, TextRequest, read_request
+from qdraft.serve.shapes import ChatShape
+from qdraft.serve.tools import ToolReader
 
 ALPHABET = "bcdefghijklmnopqrstuvwxyz"
 
@@ -187,6 +192,9 @@ class TestFields:
             ({"logit_bias": 3}, "logit_bias"),
             ({"mirostat": 2}, "mirostat"),
             ({"best_of": 3}, "best_of"),
+            ({"dry_sequence_breakers": [1]}, "dry_sequence_breakers"),
+            ({"xtc_probability": 2}, "xtc_probability"),
+            ({"reasoning_format": "loud"}, "reasoning_format"),
             ({"messages": []}, "messages"),
             ({"messages": ["a"]}, "messages.0"),
             ({"messages": [{"role": "user"}]}, "messages.0.content"),
@@ -237,6 +245,86 @@ class TestFields:
         assert read_request(CHAT, fields).n == 1
         with pytest.raises(ApiError, match="does not have echo"):
             read_request(CHAT, Fields({"messages": [], "echo": True}))
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "leap")
+]
+
+
+class TestTools:
+    WRITTEN = (
+        'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>\n'
+        '<tool_call>{"name": "leap", "arguments": {}}</tool_call>'
+    )
+
+    @pytest.mark.parametrize("size", [1, 3, 7, 1000])
+    def test_calls_are_split_from_the_content_as_they_stream(self, size: int) -> None:
+        reader = ToolReader()
+        deltas = []
+        for i in range(0, len(self.WRITTEN), size):
+            deltas += reader.push(self.WRITTEN[i : i + size])
+        deltas += reader.flush()
+        assert "".join(delta.get("content", "") for delta in deltas).strip() == "I look."
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert [call["function"]["name"] for call in calls] == ["look", "leap"]
+        assert [call["index"] for call in calls] == [0, 1]
+        assert json.loads(calls[0]["function"]["arguments"]) == {"at": "é"}
+        assert len({call["id"] for call in calls}) == 2
+
+    @pytest.mark.parametrize(
+        "text", ["a <tool_call> b", "<tool_call>no</tool_call> c", "a <tool", "<tool_call>[1]"]
+    )
+    def test_what_is_no_call_stays_in_the_content(self, text: str) -> None:
+        reader = ToolReader()
+        deltas = [delta for letter in text for delta in reader.push(letter)] + reader.flush()
+        assert "".join(delta["content"] for delta in deltas) == text
+        assert reader.n_calls == 0
+
+    def test_tools_need_a_template_that_takes_them(self, service: Service) -> None:
+        reply = service.chat(tools=TOOLS)
+        assert (reply.status, reply.error["param"]) == (501, "tools")
+        assert service.chat(tools=TOOLS, tool_choice="none", max_tokens=1).status == 200
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"tools": [3]}, "tools.0.function"),
+            ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+            ({"tools": [{"type": "shell", "function": {}}]}, "tools.0.type"),
+            ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            (
+                {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}},
+                "tool_choice",
+            ),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, service: Service, fields: Any, param: str) -> None:
+        reply = service.chat(**fields)
+        assert (reply.status, reply.error["param"]) == (400, param)
+
+    def test_the_answer_has_calls_and_reasoning_apart(self) -> None:
+        request = TextRequest(CHAT, tools=tuple(TOOLS))
+        summary = summarize([])
+        outcome = Outcome(
+            0, self.WRITTEN, "Hm.", (), FinishReason.END_OF_GENERATION, 1, 0, 4, 1, summary
+        )
+        choice = ChatShape(request, "fake").whole([outcome])["choices"][0]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert message["reasoning_content"] == "Hm."
+        assert message["content"].strip() == "I look."
+        assert [call["function"]["name"] for call in message["tool_calls"]] == ["look", "leap"]
+        shape = ChatShape(request, "fake")
+        parts = shape.head(0)
+        parts += shape.pieces(0, Chunk("", 1, Origin.TARGET, 0, "Hm."))
+        parts += shape.pieces(0, Chunk(self.WRITTEN, 2, Origin.TARGET, 0))
+        parts += shape.last(outcome)
+        keys = [list(part["choices"][0]["delta"]) for part in parts]
+        assert keys[1:] == [["reasoning_content"], ["content"], ["tool_calls"], ["tool_calls"], []]
+        assert parts[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 class TestQueue:

@@ -7,16 +7,17 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from qdraft.cli.opening import describe_load, describe_pair, find_named_entry
 from qdraft.cli.options.devices import DeviceOptions
 from qdraft.cli.options.drafting import DraftingOptions
-from qdraft.cli.options.group import option_names, takes_options, with_settings
+from qdraft.cli.options.group import Without, option_names, takes_options, with_settings
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import ServerOutputOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.serving import ServerOptions
+from qdraft.cli.options.template import ChatTemplateOptions
 from qdraft.cli.pair_command import settings_of
 from qdraft.cli.run import refuse_combinations
 from qdraft.errors import UsageError
@@ -33,12 +34,13 @@ log = logging.getLogger(__name__)
 
 
 @takes_options
-def serve(
+def serve(  # noqa: PLR0913 (one group each)
     models: ModelOptions,
     server: ServerOptions,
     sampling: SamplingOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
+    template: Annotated[ChatTemplateOptions, Without("hide_reasoning")],
     output: ServerOutputOptions,
 ) -> None:
     """Serve a pair to programs that speak OpenAI's API, until Ctrl-C.
@@ -70,7 +72,7 @@ def serve(
     load = describe_load()
     with ProgressBars(quiet=output.quiet) as bars:
         offers = [
-            _Offered(name, each, sampling, drafting, devices, bars).offer()
+            _Offered(name, each, sampling, drafting, devices, template, bars).offer()
             for name, each in _named_models(models, server)
         ]
         if load:
@@ -108,6 +110,7 @@ class _Offered:
     sampling: SamplingOptions
     drafting: DraftingOptions
     devices: DeviceOptions
+    template: ChatTemplateOptions
     bars: ProgressBars
 
     def offer(self) -> Offer:
@@ -138,9 +141,11 @@ class _Offered:
     def _describe(self) -> PairSpec:
         """Say what to load, and build what is not built yet."""
         keep_draft = self.drafting.kind.requires_draft
-        return describe_pair(
+        spec = describe_pair(
             self.models, self.devices, self.bars, self.drafting, keep_draft=keep_draft
         )
+        text = self.template.template_text()
+        return spec if text is None else replace(spec, template=text)
 
     def _defaults(self, pair: Pair) -> Defaults:
         """Say how the loaded pair writes."""
@@ -149,7 +154,12 @@ class _Offered:
         params = self.drafting.params(seed=self.sampling.seed)
         if not self.models.no_draft:
             params = pair.choose_drafter(params)
-        return Defaults(self.sampling.params(pair.recommended.values), params)
+        return Defaults(
+            self.sampling.params(pair.recommended.values),
+            params,
+            self.template.for_model(pair.vocab),
+            self.template.splits,
+        )
 
 
 def _rules(server: ServerOptions) -> Rules:

@@ -11,7 +11,8 @@ from typing import Any
 
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.errors import QDraftError
-from qdraft.serve.errors import ApiError, invalid, too_long, translate
+from qdraft.llama.chat_template import TemplateOptions
+from qdraft.serve.errors import ApiError, invalid, not_supported, too_long, translate
 from qdraft.serve.mailbox import Failed, Finished, Mailbox, Outcome, Written
 from qdraft.serve.metrics import Metrics
 from qdraft.serve.models import Loaded
@@ -81,6 +82,11 @@ class TextJob(Job):
         for tokens in prompts:
             if len(tokens) >= loaded.n_ctx:
                 raise too_long(len(tokens), loaded.n_ctx)
+        splits = request.kind == CHAT and (
+            loaded.defaults.split_reasoning
+            if request.split_reasoning is None
+            else request.split_reasoning
+        )
         loaded.pair.cancel_if(lambda: self.is_cancelled)
         for index in range(request.n_choices):
             if self.is_cancelled:
@@ -89,7 +95,8 @@ class TextJob(Job):
             seed = decode.seed + index % request.n if decode.seed >= 0 else -1
             prompt = prompts[index // request.n]
             session = loaded.kept.choose(prompt, reuse=request.reuse)
-            text = session.generate(prompt, sampling, replace(decode, seed=seed))
+            params = replace(decode, seed=seed)
+            text = session.generate(prompt, sampling, params, split_reasoning=splits)
             self._write(index, text, loaded, decode)
         self.mailbox.put(Finished())
 
@@ -109,6 +116,7 @@ class TextJob(Job):
         outcome = Outcome(
             index,
             text.text,
+            text.reasoning,
             tuple(text.tokens),
             text.finish_reason,
             len(text.prompt),
@@ -128,6 +136,18 @@ def params_for(request: TextRequest, loaded: Loaded) -> tuple[SamplingParams, De
     return sampling, replace(loaded.defaults.decode, **request.decode)
 
 
+def template_for(request: TextRequest, loaded: Loaded) -> TemplateOptions:
+    """Return what the chat template gets. Raises ApiError if it takes no tools."""
+    if request.tools and "tools" not in loaded.pair.vocab.chat_template:
+        raise not_supported(f"the chat template of {loaded.name} takes no tools", "tools")
+    own = loaded.defaults.template
+    return TemplateOptions(
+        {**own.kwargs, **request.variables},
+        list(request.tools) or None,
+        continue_last=request.continue_last,
+    )
+
+
 def encode(request: TextRequest, loaded: Loaded, prompt: Prompt) -> list[int]:
     """Return the tokens of a prompt, or of the messages of a chat. Raises ApiError, UsageError."""
     vocab = loaded.pair.vocab
@@ -136,7 +156,7 @@ def encode(request: TextRequest, loaded: Loaded, prompt: Prompt) -> list[int]:
             raise invalid(
                 f"{loaded.name} has no chat template: use /v1/completions with a prompt", "messages"
             )
-        return encode_messages(vocab, request.messages, template=request.template)
+        return encode_messages(vocab, request.messages, template=template_for(request, loaded))
     if isinstance(prompt, str):
         return encode_prompt(vocab, prompt, raw=True)
     if wrong := [token for token in prompt if not 0 <= token < vocab.n_tokens]:

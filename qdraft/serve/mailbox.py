@@ -26,6 +26,7 @@ class Outcome:
 
     index: int
     text: str
+    reasoning: str
     tokens: tuple[int, ...]
     finish: FinishReason
     n_prompt: int

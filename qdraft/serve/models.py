@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from qdraft.decoding.records import DecodeParams, SamplingParams
 from qdraft.host import free_memory
+from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.llama.placed import chosen_devices
 from qdraft.llama.progress import Progress
 from qdraft.llama.spec import PairSpec
@@ -29,10 +30,15 @@ _MARGIN = 0.9  # of the free memory: what another pair may take beside those tha
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """How a pair writes unless a request says otherwise."""
+    """How a pair writes unless a request says otherwise.
+
+    ``split_reasoning`` keeps the reasoning apart from the content of a chat.
+    """
 
     sampling: SamplingParams
     decode: DecodeParams
+    template: TemplateOptions = NO_OPTIONS
+    split_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)

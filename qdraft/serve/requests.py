@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from qdraft.decoding.records import MAX_N_DRAFT, DecodeParams, SamplingParams
-from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.serve.errors import ApiError, invalid
 from qdraft.serve.fields import Fields
 from qdraft.serve.messages import read_messages
+from qdraft.serve.tools import AUTO, read_tools
 
 CHAT, COMPLETION, NATIVE = "chat", "completion", "native"
 MOST_CHOICES = 128  # choices of one request
@@ -20,15 +20,19 @@ _MOST_STOPS = 64
 Prompt = str | tuple[int, ...]
 
 # Fields of samplers under other names than ours.
-_ALIASES = {"typ_p": "typical_p", "repetition_penalty": "repeat_penalty"}
-_WHOLE = ("top_k", "repeat_last_n")
+_ALIASES = {
+    "typ_p": "typical_p",
+    "repetition_penalty": "repeat_penalty",
+    "dynatemp_exponent": "dynatemp_exp",
+}
+_WHOLE = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
+_BREAKERS = "dry_sequence_breakers"
 # What qdraft does not have, with the values that ask for nothing.
 _MISSING: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
     "mirostat": (0,),
-    "dynatemp_range": (0,),
     "adaptive_target": (-1,),
     "samplers": ([],),
     "lora": ([],),
@@ -59,6 +63,7 @@ _IGNORED = (
     "timings_per_token",
     "return_tokens",
     "draft_model",
+    "parallel_tool_calls",
 )
 
 
@@ -67,7 +72,9 @@ class TextRequest:
     """A request for texts: ``n`` of them for each prompt.
 
     ``kind`` is the shape of the answer: CHAT, COMPLETION or NATIVE (llama-server's /completion).
-    A chat has ``messages`` and no prompts. ``sampling`` and ``decode`` are the parameters that the
+    A chat has ``messages`` and no prompts; ``variables`` are those of its template, and
+    ``continue_last`` says that the last message is the beginning of the answer, as in llama-server.
+    ``sampling`` and ``decode`` are the parameters that the
     request sets, by the names of ``SamplingParams`` and ``DecodeParams``. ``ping_s`` is the time
     between the comments of a stream that has nothing to say, in seconds; None is the server's, 0
     none. ``origins`` adds to each chunk where its token comes from.
@@ -77,7 +84,11 @@ class TextRequest:
     model: str | None = None
     prompts: tuple[Prompt, ...] = ()
     messages: tuple[dict[str, Any], ...] = ()
-    template: TemplateOptions = NO_OPTIONS
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = AUTO
+    split_reasoning: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
     ignore_eos: bool = False
@@ -97,13 +108,11 @@ class TextRequest:
 def read_request(kind: str, fields: Fields) -> TextRequest:
     """Return the request. Raises ApiError or ParameterError, which name the field."""
     _refuse_missing(fields)
-    messages = read_messages(fields) if kind == CHAT else ()
     request = TextRequest(
         kind=kind,
         model=fields.text("model"),
         prompts=() if kind == CHAT else read_prompts(fields),
-        messages=messages,
-        template=read_template(fields, messages) if kind == CHAT else NO_OPTIONS,
+        **(read_chat(fields) if kind == CHAT else {}),
         sampling=_read_sampling(fields),
         decode=_read_decode(fields),
         ignore_eos=fields.flag("ignore_eos") or False,
@@ -145,32 +154,44 @@ def _read_prompt(fields: Fields, prompt: object) -> Prompt:
     raise fields.wrong("prompt", "a string, a list of token ids, or a list of these")
 
 
-def read_template(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> TemplateOptions:
-    """Return what the chat template gets beside the messages.
-
-    A last message of the assistant is the beginning of the answer, as in llama-server.
-    """
+def read_chat(fields: Fields) -> dict[str, Any]:
+    """Return the fields of ``TextRequest`` that a chat alone has."""
+    messages = read_messages(fields)
     variables = dict(fields.mapping("chat_template_kwargs") or {})
     effort = fields.text("reasoning_effort")
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
         if effort == "none":
             variables.setdefault("enable_thinking", False)
+    tools, choice = read_tools(fields)
     last = messages[-1]
-    opens = last["role"] == "assistant" and "tool_calls" not in last
-    return TemplateOptions(variables, continue_last=opens)
+    form = fields.text("reasoning_format")
+    if form not in (None, "auto", "deepseek", "none"):
+        raise fields.wrong("reasoning_format", "auto, deepseek or none")
+    return {
+        "messages": messages,
+        "variables": variables,
+        "continue_last": last["role"] == "assistant" and "tool_calls" not in last,
+        "tools": tuple(tools),
+        "tool_choice": choice,
+        "split_reasoning": None if form is None else form != "none",
+    }
 
 
 def _read_sampling(fields: Fields) -> dict[str, Any]:
     sampling: dict[str, Any] = {}
     names = [each.name for each in dataclasses.fields(SamplingParams)]
     for name in (*_ALIASES, *names):
-        if name not in fields or name == "logit_bias":
+        if name not in fields or name in ("logit_bias", _BREAKERS):
             continue
         own = _ALIASES.get(name, name)
         sampling[own] = fields.integer(name) if own in _WHOLE else fields.number(name)
     if "top_k" in sampling:
         sampling["top_k"] = max(0, sampling["top_k"])  # below 0 is off, as in llama.cpp
+    if (breakers := fields.items(_BREAKERS)) is not None:
+        if not all(isinstance(each, str) for each in breakers):
+            raise fields.wrong(_BREAKERS, "a list of strings")
+        sampling[_BREAKERS] = tuple(breakers)
     if (bias := fields.raw("logit_bias")) is not None:
         sampling["logit_bias"] = _read_bias(fields, bias)
     return sampling

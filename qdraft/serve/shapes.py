@@ -11,6 +11,7 @@ from qdraft.decoding.records import Chunk, FinishReason
 from qdraft.llama.native import build_id
 from qdraft.serve.mailbox import Outcome
 from qdraft.serve.requests import CHAT, NATIVE, TextRequest
+from qdraft.serve.tools import AUTO, ForcedReader, ToolReader
 
 Json = dict[str, Any]
 
@@ -109,7 +110,8 @@ class Shape:
         raise NotImplementedError
 
     def _says_nothing(self, chunk: Chunk) -> bool:
-        return not chunk.text and not (self._request.origins and chunk.token is not None)
+        says = chunk.text or chunk.reasoning
+        return not says and not (self._request.origins and chunk.token is not None)
 
     def _origin(self, chunk: Chunk) -> Json:
         """Return where a token comes from, if the client asks."""
@@ -119,38 +121,69 @@ class Shape:
 
 
 class ChatShape(Shape):
-    """/v1/chat/completions."""
+    """/v1/chat/completions; the reasoning and the calls of tools are apart from the content."""
 
     ids = "chatcmpl-"
 
+    def __init__(self, request: TextRequest, model: str) -> None:
+        super().__init__(request, model)
+        self._readers: dict[int, ToolReader] = {}
+
     def head(self, index: int) -> list[Json]:
+        if self._request.tools:
+            self._readers[index] = self._reader()
         return [self._piece(index, {"role": "assistant", "content": None})]
 
     def pieces(self, index: int, chunk: Chunk) -> list[Json]:
         if self._says_nothing(chunk):
             return []
-        return [{**self._piece(index, {"content": chunk.text}), **self._origin(chunk)}]
+        deltas: list[Json] = []
+        if chunk.reasoning:
+            deltas.append({"reasoning_content": chunk.reasoning})
+        if reader := self._readers.get(index):
+            deltas += reader.push(chunk.text)
+        elif chunk.text or not deltas:
+            deltas.append({"content": chunk.text})
+        return [{**self._piece(index, delta), **self._origin(chunk)} for delta in deltas]
 
     def last(self, outcome: Outcome) -> list[Json]:
-        piece = self._piece(outcome.index, {}, finish_of(outcome))
-        return [{**piece, "timings": timings(outcome)}]
+        reader = self._readers.get(outcome.index)
+        pieces = [self._piece(outcome.index, delta) for delta in (reader.flush() if reader else [])]
+        finish = self._piece(outcome.index, {}, _finish_of_chat(outcome, reader))
+        return [*pieces, {**finish, "timings": timings(outcome)}]
 
     def whole(self, outcomes: Sequence[Outcome]) -> Json:
-        choices = [
-            {
-                "index": outcome.index,
-                "message": {"role": "assistant", "content": outcome.text},
-                "logprobs": None,
-                "finish_reason": finish_of(outcome),
-            }
-            for outcome in outcomes
-        ]
         return {
             **self._frame(),
-            "choices": choices,
+            "choices": [self._choice(outcome) for outcome in outcomes],
             "usage": self._usage(outcomes),
             "timings": timings(outcomes[-1]),
         }
+
+    def _choice(self, outcome: Outcome) -> Json:
+        message: Json = {"role": "assistant", "content": outcome.text}
+        if outcome.reasoning:
+            message["reasoning_content"] = outcome.reasoning
+        reader = self._reader() if self._request.tools else None
+        if reader:
+            deltas = [*reader.push(outcome.text), *reader.flush()]
+            message["content"] = "".join(delta.get("content", "") for delta in deltas)
+            calls = [
+                {key: value for key, value in call.items() if key != "index"}
+                for delta in deltas
+                for call in delta.get("tool_calls", ())
+            ]
+            if calls:
+                message["tool_calls"] = calls
+        return {
+            "index": outcome.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": _finish_of_chat(outcome, reader),
+        }
+
+    def _reader(self) -> ToolReader:
+        return ToolReader() if self._request.tool_choice == AUTO else ForcedReader()
 
     def _piece(self, index: int, delta: Json, finish: str | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -239,6 +272,11 @@ def shape_for(request: TextRequest, model: str) -> Shape:
     """Return the shape of the endpoint that a request came to."""
     kinds = {CHAT: ChatShape, NATIVE: NativeShape}
     return kinds.get(request.kind, CompletionShape)(request, model)
+
+
+def _finish_of_chat(outcome: Outcome, reader: ToolReader | None) -> str:
+    finish = finish_of(outcome)
+    return "tool_calls" if reader and reader.n_calls and finish == "stop" else finish
 
 
 def _choice(index: int, text: str, finish: str | None = None) -> Json:

@@ -7,9 +7,9 @@ from typing import Any
 from qdraft.errors import UsageError
 from qdraft.serve.errors import invalid
 from qdraft.serve.fields import Fields
-from qdraft.serve.messages import read_messages
+from qdraft.serve.jobs import template_for
 from qdraft.serve.models import Loaded
-from qdraft.serve.requests import read_template
+from qdraft.serve.requests import CHAT, TextRequest, read_chat
 from qdraft.session.prompt import render_messages
 from qdraft.session.text import TextVocab
 
@@ -58,6 +58,6 @@ def apply_template(loaded: Loaded, fields: Fields) -> dict[str, Any]:
     """Return the text that ``messages`` become in the chat template."""
     if not loaded.pair.vocab.has_chat_template:
         raise UsageError(f"{loaded.name} has no chat template")
-    messages = read_messages(fields)
-    template = read_template(fields, messages)
-    return {"prompt": render_messages(loaded.pair.vocab, messages, template)}
+    request = TextRequest(CHAT, **read_chat(fields))
+    template = template_for(request, loaded)
+    return {"prompt": render_messages(loaded.pair.vocab, request.messages, template)}
