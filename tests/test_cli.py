@@ -317,13 +317,15 @@ class TestRun:
         assert "same as the target alone" in result.stderr or "forked at token" in result.stderr
 
     def test_json_matches_its_schema(self) -> None:
-        for extra in (("--check",), ("--no-draft",), ("-n", "0"), ("-n", "1")):
+        for extra in (("--check",), ("--no-draft", "--logprobs", "2"), ("-n", "0"), ("-n", "1")):
             result = qdraft("run", *PROMPT, "-n", "24", "--seed", "7", "--json", *extra)
             report = json.loads(result.stdout)
             jsonschema.validate(report, schema("run"))
             assert report["seed"] == 7
             assert len(report["tokens"]) == report["summary"]["n_tokens"]
             assert (report["draft"] is None) == ("--no-draft" in extra)
+            tokens = [each["token"] for each in report["logprobs"] or ()]
+            assert tokens == (report["tokens"] if "--logprobs" in extra else [])
             assert sum(r["n_emitted"] for r in report["rounds"]) == len(report["tokens"])
 
     def test_a_drawn_seed_is_printed_and_repeats_the_text(self) -> None:

@@ -78,7 +78,7 @@ def chat(  # noqa: PLR0913 (one group of options each)
     sampling: SamplingOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
-    output: Annotated[RunOutputOptions, Without("as_json", "check")],
+    output: Annotated[RunOutputOptions, Without("as_json", "check", "logprobs")],
 ) -> None:
     """Chat with a model.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import typer
@@ -55,6 +56,7 @@ def run(  # noqa: PLR0913 (one group each)
     params = drafting.params(
         n_predict=text.n_predict, seed=sampling.seed, stop=text.stops(), special=text.special
     )
+    params = replace(params, logprobs=output.logprobs)
     sampling.params()  # raises before anything is loaded
     refuse_combinations(models, drafting, devices)
     output.set_log_levels()

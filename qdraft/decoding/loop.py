@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdraft.decoding.drafters.contract import CountedGate, check_draft
 from qdraft.decoding.drafters.protocol import Drafter, Verified
 from qdraft.decoding.engine import Features, TokenSequence
+from qdraft.decoding.logprobs import Logprobs, logprobs_of
 from qdraft.decoding.policy.schedule import Schedule
 from qdraft.decoding.records import MAX_N_DRAFT, MAX_N_REREAD, RULES, FinishReason, Round, Times
 from qdraft.decoding.rng import Rng
@@ -53,8 +54,8 @@ class Decoding:
 
     The emitted tokens have the law of the target alone under ``sampler``, whatever ``drafter``
     proposes. ``verification`` is the rule: "block" or "token", or "coupled" for a sampler with
-    Gumbel noise. ``n_predict`` -1 sets no limit. Several texts may take turns, each on sequences of
-    its own.
+    Gumbel noise. ``n_predict`` -1 sets no limit. ``n_logprobs`` is the number of likeliest tokens
+    to report for each emitted one. Several texts may take turns, each on sequences of its own.
 
     Between rounds the target's cache holds all ``tokens`` but the last one, which is row 0 of the
     next verify batch. The first round reads the part of the prompt that the cache does not hold.
@@ -75,6 +76,7 @@ class Decoding:
     reader: Reader = field(default_factory=TokenReader)
     n_predict: int = -1
     verification: str = "block"
+    n_logprobs: int = 0
     most_reread: int = MAX_N_REREAD
     tokens: list[int] = field(init=False)
     finish_reason: FinishReason | None = field(init=False)
@@ -152,6 +154,8 @@ class Decoding:
             full = n_context + room >= target.n_ctx
             finish = FinishReason.CONTEXT_FULL if full else FinishReason.LENGTH
 
+        logprobs = self._report(rows, emitted)
+
         # Commit: both caches keep every token but the last, as far as they can.
         tokens += emitted
         features = None
@@ -163,10 +167,18 @@ class Decoding:
         times = Times(drafted - started, verified - drafted, self.clock() - verified)
         n_prompt = len(pending) if index == 0 else 0
         kept = draft.without_probs()
-        round = Round(index, n_context, n_prompt, kept, verdict, emitted, finish, times, n_reread)
+        round = Round(
+            index, n_context, n_prompt, kept, verdict, emitted, finish, times, n_reread, logprobs
+        )
         self.schedule.observe(round)
         self.n_rounds, self.finish_reason = index + 1, finish
         return round
+
+    def _report(self, rows: NDArray[np.float32], emitted: Sequence[int]) -> tuple[Logprobs, ...]:
+        """The log-probabilities of a round, if anyone wants them; row i gave token i."""
+        if not self.n_logprobs:
+            return ()
+        return tuple(logprobs_of(rows[i], x, self.n_logprobs) for i, x in enumerate(emitted))
 
     def _room(self) -> int:
         """How many tokens the text may still grow by."""

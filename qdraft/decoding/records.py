@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdraft.decoding.drafters.kinds import KINDS
+from qdraft.decoding.logprobs import Logprobs
 from qdraft.errors import require
 
 # Tokens that a verify batch repeats at most, in front of the draft, after a recurrent state went
@@ -158,7 +159,8 @@ class Round:
     without its distributions. ``tokens`` are the emitted ones: those of ``verdict`` up to the
     first that ends the text. The counts below follow that cut; those of ``verdict`` do not.
     ``n_reread`` counts the tokens that the target read again in this round, because its recurrent
-    state had to go back further than the text.
+    state had to go back further than the text. ``logprobs`` are those of each token, if the text
+    was asked for them.
     """
 
     index: int
@@ -170,6 +172,7 @@ class Round:
     finish_reason: FinishReason | None
     times: Times
     n_reread: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def n_rows(self) -> int:
@@ -213,7 +216,7 @@ class Chunk:
     ``text`` may be empty: for a control token, while a character is incomplete, or while the text
     may be the start of a stop string. If text is still held back at the end, a last chunk with
     ``token`` None brings it. ``reasoning`` is what the token released of the reasoning, if that is
-    split from the text.
+    split from the text, and ``logprobs`` are those of the token, if the text was asked for them.
     """
 
     text: str
@@ -221,6 +224,7 @@ class Chunk:
     origin: Origin | None
     round_index: int
     reasoning: str = ""
+    logprobs: Logprobs | None = None
 
 
 _FINITE = (
@@ -334,6 +338,9 @@ class DecodeParams:
     rows are bit for bit those of decoding one token at a time, as a probe determines; if there are
     no such drafts, the target runs alone.
 
+    ``logprobs`` is the number of likeliest tokens to report for each emitted token, from the rows
+    that verified it; 0 reports nothing.
+
     ``stop`` are strings that end the text and are not part of it; one may name control tokens.
     ``special`` makes the names of control tokens part of the text. ``seed`` -1 draws one. Under
     "block" and "token" a seed repeats a text only if the draft lengths are the same, which "auto"
@@ -350,6 +357,7 @@ class DecodeParams:
     stop: tuple[str, ...] = ()
     special: bool = False
     seed: int = -1
+    logprobs: int = 0
 
     def __post_init__(self) -> None:
         require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")
@@ -363,6 +371,7 @@ class DecodeParams:
         require(-1 <= self.seed < 2**64, "seed", self.seed, "-1 (draw one) or 0 to 2^64 - 1")
         rule = self.verification
         require(rule in RULES, "verification", rule, f"one of {', '.join(RULES)}")
+        require(0 <= self.logprobs <= 1000, "logprobs", self.logprobs, "from 0 (off) to 1000")
         require("" not in self.stop, "stop", '""', "a string that is not empty")
 
     @property

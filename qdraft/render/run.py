@@ -19,7 +19,9 @@ from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.check import Check
 from qdraft.session.generation import Generation
 from qdraft.session.pair import ModelInfo, Pair
+from qdraft.session.text import TextVocab
 
+_LEAST_LOGPROB = -9999.0  # as in OpenAI's API
 _BAR = 24  # columns of the longest bar
 _ENDS = {
     FinishReason.END_OF_GENERATION: "end of text",
@@ -147,6 +149,7 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "text": generation.text,
         "reasoning": generation.reasoning,
         "tokens": generation.tokens,
+        "logprobs": _logprobs_report(generation, pair.vocab),
         "finish_reason": generation.finish_reason.value,
         "seed": generation.seed,
         "sampling": _sampling_report(generation.sampling),
@@ -165,6 +168,22 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         else dataclasses.asdict(generation.bit_identity),
         "library": f"llama-cpp-python {library_version()}",
     }
+
+
+def _logprobs_report(generation: Generation, vocab: TextVocab) -> list[dict[str, Any]] | None:
+    """The log-probabilities of each token and of the likeliest ones; None if nobody asked."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = vocab.piece(token, special=True).decode("utf-8", "replace")
+        # JSON has no infinity, which a token has that only a bias makes possible.
+        return {"token": token, "text": text, "logprob": max(logprob, _LEAST_LOGPROB)}
+
+    reports = [
+        {**entry(token, logprobs.logprob), "top": [entry(*each) for each in logprobs.top]}
+        for round in generation.rounds
+        for token, logprobs in zip(round.tokens, round.logprobs, strict=False)
+    ]
+    return reports or None
 
 
 def _sampling_report(sampling: SamplingParams) -> dict[str, Any]:

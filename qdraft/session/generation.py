@@ -176,6 +176,7 @@ class Generation:
             self._reader,
             self._params.n_predict,
             self._params.verification,
+            self._params.logprobs,
         )
         uses_draft = bool(n_most and KINDS[self._params.drafter].needs_draft)
         n_of_draft = sequences.draft.n_past if sequences.draft and uses_draft else None
@@ -209,7 +210,10 @@ class Generation:
         for place, (token, piece) in enumerate(zip(round.tokens, pieces, strict=True)):
             split = self._splitter.push(piece) if self._splitter else Split(piece)
             origin = round.origin_of(place)
-            chunks.append(Chunk(split.content, token, origin, round.index, split.reasoning))
+            logprobs = round.logprobs[place] if round.logprobs else None
+            chunks.append(
+                Chunk(split.content, token, origin, round.index, split.reasoning, logprobs)
+            )
             self._add(split)
         if self._ttft_s is None and self._started_at is not None:
             self._ttft_s = time.perf_counter() - self._started_at

@@ -50,6 +50,15 @@ class RunOutputOptions(OutputOptions):
             help="Write control characters of the text to a terminal as they are.",
         ),
     ] = False
+    logprobs: Annotated[
+        int,
+        option(
+            PANEL,
+            "--logprobs",
+            help="With --json, report the log-probability of each token and of this many likeliest "
+            "tokens; 0 reports none.",
+        ),
+    ] = 0
     check: Annotated[
         bool, option(PANEL, "--check", help="Compare the text with the target alone afterwards.")
     ] = False
@@ -57,6 +66,8 @@ class RunOutputOptions(OutputOptions):
     def __post_init__(self) -> None:
         if self.as_json and self.color:
             raise UsageError("--color cannot be combined with --json")
+        if self.logprobs and not self.as_json:
+            raise UsageError("--logprobs needs --json", hint="add --json")
         if self.quiet and self.verbose:
             raise UsageError("--verbose cannot be combined with --quiet")
 
