@@ -125,7 +125,7 @@ class FakeSequence:
         self.tokens += tokens
         return self.tokens
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         pass
 
     def truncate(self, n_past: int) -> None:
@@ -165,7 +165,7 @@ class FakeStateSequence(FakeSequence):
         self._n_last = len(tokens)
         return self.state
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         self._marked = list(self.tokens), list(self.state)
 
     def truncate(self, n_past: int) -> None:

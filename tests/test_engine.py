@@ -190,18 +190,11 @@ def test_equal_hashes_of_the_tokens_spare_the_comparison(
 
 
 class TestRecurrent:
-    """A recurrent model is refused as a pair by name, and runs alone, twice.
+    """A recurrent model runs alone, twice, and as a pair.
 
     https://github.com/ggml-org/llama.cpp/issues/20039
     https://github.com/abetlen/llama-cpp-python/issues/2140
     """
-
-    def test_refused_as_a_pair(self, tmp_path: Path) -> None:
-        path = tiny.mamba(tmp_path / "mamba.gguf")
-        with pytest.raises(PairError, match=r"mamba.gguf is recurrent or hybrid") as caught:
-            Pair(PairSpec.of(path, path))
-        assert caught.value.hint is not None
-        assert "--no-draft" in caught.value.hint
 
     def test_alone(self, tmp_path: Path) -> None:
         greedy, few = SamplingParams(temperature=0), DecodeParams(n_predict=8)

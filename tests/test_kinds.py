@@ -17,7 +17,7 @@ import pytest
 import tiny
 from invoke import qdraft, schema
 
-from qdraft.errors import EngineError, ModelFileError, PairError
+from qdraft.errors import EngineError, ModelFileError
 from qdraft.gguf.facts import read_facts, require_model
 from qdraft.gguf.header import read_header
 from qdraft.gguf.pairing import relate
@@ -25,11 +25,7 @@ from qdraft.gguf.parts import read_parts
 from qdraft.llama import trial
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.params import EngineParams
-from qdraft.llama.quantize import Recipe
-from qdraft.llama.spec import PairSpec
 from qdraft.llama.vocab import require_same_vocab
-from qdraft.making.make import make_draft
-from qdraft.placement.plan import make_plan
 
 LLAMA = tiny.LLAMA_TENSORS
 NO_EMBEDDINGS = ("output_norm.weight", "blk.0.attn_q.weight")
@@ -126,10 +122,6 @@ def test_recurrent_by_name_and_by_content(
     path = tiny.header(tmp_path / "x.gguf", architecture, keys, tensors)
     facts = read_facts(path)
     assert (facts.kind, facts.refusal, facts.recurrent) == ("model", "", True)
-    with pytest.raises(PairError, match="recurrent or hybrid"):
-        make_draft(path, tmp_path / "out.gguf", Recipe("Q8_0"))
-    with pytest.raises(PairError, match="recurrent or hybrid"):
-        make_plan(PairSpec.of(path, path).models)
 
 
 class TestSplit:

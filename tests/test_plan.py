@@ -84,7 +84,7 @@ def test_states_are_planned_for(tmp_path: Path) -> None:
     console.print(plan_view(short))
     text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert "weights KV state compute sum" in text
-    assert f"the target keeps {states.n_texts} recurrent states of 0.095 MiB" in text
+    assert f"the target keeps {states.n_texts} recurrent states of 0.0975 MiB" in text
 
 
 @pytest.mark.real

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from qdraft.errors import ContextError, EngineError, RollbackError
+from qdraft.errors import ContextError, EngineError
 from qdraft.llama import context as context_module
 from qdraft.llama.context import N_IDS, LlamaContext
 from qdraft.llama.kv_copy import KvCopy, prove, read_state
@@ -173,21 +173,6 @@ def test_keep_cuts_to_the_common_prefix(path: Path) -> None:
         assert sequence.keep([8, 2]) == 0
         sequence.eval([2, 3], 0)
         np.testing.assert_allclose(sequence.eval([9], 1), kept, atol=1e-3)
-
-
-def test_a_recurrent_model_keeps_all_or_nothing(tmp_path: Path) -> None:
-    with opened(tiny.mamba(tmp_path / "mamba.gguf")) as context:
-        first, second = context.sequence(), context.sequence()
-        with pytest.raises(EngineError, match="holds 2 sequences already"):
-            context.sequence()
-        alone = first.eval(TEXTS[0], 1).copy()
-        second.eval(TEXTS[1], 0)
-        with pytest.raises(RollbackError, match="cannot be cut to 3"):
-            first.truncate(3)
-        assert first.keep(TEXTS[0][:3]) == 0
-        np.testing.assert_allclose(first.eval(TEXTS[0], 1), alone, atol=1e-4)
-        assert first.keep([*TEXTS[0], 5]) == len(TEXTS[0])
-        assert list(second.tokens) == TEXTS[1]
 
 
 def test_cells_are_copied_between_interleaved_sequences(path: Path) -> None:

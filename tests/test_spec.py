@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def test_a_pair_by_its_files() -> None:
     params = EngineParams(n_ctx=64, n_gpu_layers=3)
     pair = PairSpec.of("t.gguf", Path("d.gguf"), params, EngineParams(), keep_draft=True)
     assert pair.models == Both(
-        ModelSpec(Path("t.gguf"), params), ModelSpec(Path("d.gguf"), EngineParams())
+        ModelSpec(Path("t.gguf"), replace(params, n_rs_seq=3)),
+        ModelSpec(Path("d.gguf"), EngineParams()),
     )
     assert pair.keep_draft
     assert pair.share_kv == "auto"
@@ -48,7 +50,10 @@ def test_a_draft_without_params_is_loaded_like_the_target() -> None:
 
 
 def test_a_target_alone() -> None:
-    assert PairSpec.of("t.gguf").models == Both(ModelSpec(Path("t.gguf"), EngineParams()))
+    params = EngineParams(n_rs_seq=3)  # what a target with a recurrent state takes back at once
+    assert PairSpec.of("t.gguf").models == Both(ModelSpec(Path("t.gguf"), params))
+    given = EngineParams(n_rs_seq=0)
+    assert PairSpec.of("t.gguf", None, given).models.target.params == given
 
 
 def test_share_kv_is_one_of_three() -> None:

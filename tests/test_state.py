@@ -109,7 +109,7 @@ def test_law_where_the_draft_length_depends_on_the_draft() -> None:
 class _MarksLate(FakeStateSequence):
     """Remembers a state that has read a token too few for the place that it notes."""
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         self._marked = list(self.tokens), list(self.state[:-1])
 
 

@@ -48,7 +48,7 @@ def test_the_zoo_holds_every_architecture_that_has_a_state() -> None:
 def test_it_loads_decodes_and_says_something(species: Species, model: LlamaModel) -> None:
     """Batches give what tokens one by one give, so that the self-pair's alpha can be 1."""
     assert read_facts(model.path).recurrent
-    assert not model.can_roll_back
+    assert model.has_state
     text = [int(token) for token in np.random.default_rng(0).integers(2, 28, 60)]
     context = LlamaContext(model, PARAMS)
     sequence = context.sequence()

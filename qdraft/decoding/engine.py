@@ -55,11 +55,12 @@ class TokenSequence(Protocol):
         """
         ...
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         """Remember this place: ``truncate`` may come back to it.
 
         It costs next to nothing, and nothing at all if the cache can be cut anywhere. Only the last
-        place is sure to be remembered.
+        place is sure to be remembered. ``n_ahead`` says that at most so many tokens of the next
+        eval will be taken back.
         """
         ...
 

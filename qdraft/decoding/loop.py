@@ -141,7 +141,7 @@ class Decoding:
         # Verify: one decode of k + 1 rows gives p_1 .. p_(k+1).
         drafted = self.clock()
         if draft.tokens:
-            target.checkpoint()
+            target.checkpoint(draft.n)
         rows = target.eval([*pending, *draft.tokens], draft.n + 1)
         verified = self.clock()
 

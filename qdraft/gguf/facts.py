@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdraft.errors import ModelFileError, PairError
+from qdraft.errors import ModelFileError
 from qdraft.gguf.header import TOKENS, Header, LongArray, Tensor, Value
 from qdraft.gguf.kind import file_kind
 from qdraft.gguf.parts import read_parts
@@ -153,20 +153,6 @@ def require_model_parts(path: Path) -> list[Header]:
     if kind.refusal:
         raise ModelFileError(f"{path} {kind.refusal}", hint=kind.hint)
     return headers
-
-
-def require_rollback(facts: Facts) -> None:
-    """Raise PairError if the model is recurrent or hybrid, so that it can be in no pair."""
-    if facts.recurrent:
-        raise recurrent_error(facts.path)
-
-
-def recurrent_error(path: Path) -> PairError:
-    """Return the error of a recurrent or hybrid model that is to be in a pair."""
-    return PairError(
-        f"{path.name} is recurrent or hybrid: it cannot take tokens back",
-        hint="run it without a draft (--no-draft)",
-    )
 
 
 def _file_type(head: Header) -> str:

@@ -22,10 +22,12 @@ from qdraft.llama.placed import Placed, read_back
 from qdraft.llama.rpc import keep_alive
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.slow_pass import SlowPass
+from qdraft.llama.state_sequence import StateSequence
 
-# The ids of sequences, which are the texts that one cache holds side by side. A recurrent or hybrid
-# model has a state in memory for each id, used or not, so it gets fewer.
-N_IDS, N_IDS_RECURRENT = 8, 2
+# The ids of a context: the texts that one cache holds side by side, and one more, which the KV copy
+# moves cells through. A model with a recurrent state has it in memory for each id, used or not, so
+# it gets few: the texts, and a checkpoint for each.
+N_IDS, N_TEXTS, N_TEXTS_OF_STATES = 8, 7, 2
 _ABORTED = 2  # what llama_decode returns if the callback ended it
 
 
@@ -72,6 +74,9 @@ class LlamaContext:
         keep_alive()
         self.lines = [*model.lines, *lines]
         self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))
+        self.n_texts = N_TEXTS_OF_STATES if model.has_state else N_TEXTS
+        # Tokens of the last decode that a recurrent state can take back, if its architecture can.
+        self.n_back = int(self._lib.llama_n_rs_seq(self._context))
         # All rows of an eval come from one step.
         self.n_rows = n_rows
         n_ubatch = params.physical_batch
@@ -98,7 +103,10 @@ class LlamaContext:
         native_params.type_v = getattr(self._lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
         native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
         native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
-        native_params.n_seq_max = N_IDS if self.model.can_roll_back else N_IDS_RECURRENT
+        native_params.n_seq_max = 2 * N_TEXTS_OF_STATES if self.model.has_state else N_IDS
+        n_back = params.n_rs_seq or 0
+        if self.model.has_state and n_back + 1 < params.physical_batch:  # llama.cpp asserts it
+            native_params.n_rs_seq = n_back
         native_params.kv_unified = True  # one cache for all sequences, not an equal part for each
         native_params.offload_kqv = params.kv_offload
         native_params.no_perf = True
@@ -148,22 +156,24 @@ class LlamaContext:
 
     @property
     def spare_id(self) -> int:
-        """The id that no sequence gets; the KV copy moves cells through it."""
+        """The id that no sequence gets; the KV copy moves cells through it.
+
+        Of a model with a recurrent state, each sequence has an id of its own for that.
+        """
         return N_IDS - 1
 
     def sequence(self) -> LlamaSequence:
-        """Open an empty sequence. Raises EngineError if all ids are taken."""
-        # A model that cannot roll back has no KV copy, which would need an id of its own.
-        n_ids = N_IDS - 1 if self.model.can_roll_back else N_IDS_RECURRENT
-        free = [i for i in range(n_ids) if i not in self._sequences]
+        """Open an empty sequence. Raises EngineError if there are ``n_texts`` already."""
+        free = [i for i in range(self.n_texts) if i not in self._sequences]
         if self.closed or not free:
             name = self.model.path.name
             self.native  # noqa: B018 (raises if the context is closed)
             raise EngineError(
-                f"the context of {name} holds {n_ids} sequences already",
+                f"the context of {name} holds {self.n_texts} sequences already",
                 hint="close one of them first",
             )
-        sequence = self._sequences[free[0]] = LlamaSequence(self, free[0])
+        kind = StateSequence if self.model.has_state else LlamaSequence
+        sequence = self._sequences[free[0]] = kind(self, free[0])
         return sequence
 
     def release(self, sequence: LlamaSequence) -> None:
@@ -193,11 +203,9 @@ class LlamaContext:
 
         ``rows`` then gives the logits of the last ``logits`` of them. A slow decode ends early once
         ``interrupted`` or ``is_cancelled`` returns True. Raises ContextError if the cache has no
-        room, CancelledError, and EngineError if llama.cpp fails otherwise or was interrupted; the
-        sequence then holds what it held before.
+        room, CancelledError, and EngineError if llama.cpp fails otherwise or was interrupted; KV
+        cells are then what they were before, and a recurrent state is not.
         """
-        # What a recurrent model has read of a batch stays in its state.
-        watched = self.is_cancelled if self.model.can_roll_back else lambda: False
         n, context = len(tokens), self.native
         self._batch.n_tokens = n
         self._id[0] = id
@@ -207,7 +215,7 @@ class LlamaContext:
         self._wanted[n - logits : n] = 1
         with native_errors() as errors:
             started, n_read = time.perf_counter(), bytes_read()
-            self.slow_pass.begin(context, lambda: interrupted() or watched())
+            self.slow_pass.begin(context, lambda: interrupted() or self.is_cancelled())
             status = self._lib.llama_decode(context, self._batch)
             self._lib.llama_synchronize(context)
             seconds = time.perf_counter() - started
@@ -219,7 +227,7 @@ class LlamaContext:
             self._lib.llama_memory_seq_rm(self.memory, id, start, -1)
             if status == 1:
                 raise ContextError(f"the context of {self.n_ctx} tokens has no room for {n} more")
-            if status == _ABORTED and watched():
+            if status == _ABORTED and self.is_cancelled():
                 raise CancelledError("the decode was cancelled")
             raise EngineError(f"llama_decode returned {status} at position {start}: {errors}")
 

@@ -112,15 +112,24 @@ class LlamaModel:
         return int(self._lib.llama_model_n_ctx_train(self.native))
 
     @property
-    def can_roll_back(self) -> bool:
-        """False for recurrent and hybrid models, whose state cannot be cut to a length."""
-        recurrent = self._lib.llama_model_is_recurrent(self.native)
-        return not (recurrent or self._lib.llama_model_is_hybrid(self.native))
+    def has_state(self) -> bool:
+        """True for recurrent and hybrid models, whose state cannot be cut to a length."""
+        hybrid = self._lib.llama_model_is_hybrid(self.native)
+        return bool(hybrid) or self.is_recurrent
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True for a model with a state in all of its layers, and no KV cells."""
+        return bool(self._lib.llama_model_is_recurrent(self.native))
+
+    @property
+    def architecture(self) -> str:
+        return self._meta(b"general.architecture")
 
     @property
     def shape(self) -> tuple[str, ...]:
         """What two quantizations of one model have in common: architecture and dimensions."""
-        architecture = self._meta(b"general.architecture")
+        architecture = self.architecture
         keys = (
             "block_count",
             "embedding_length",

@@ -42,6 +42,10 @@ class EngineParams:
     ``n_ubatch`` None is 512, or ``n_batch`` if that is less; a pair takes up to ``n_batch`` if its
     target does not fit in memory, because each physical batch then reads the file again.
 
+    ``n_rs_seq`` is the number of earlier recurrent states that a context keeps of each text, so
+    that it can take back as many tokens, if the architecture can do that; None is 3 for the target
+    of a pair and 0 otherwise.
+
     ``extra_buffers`` allows llama.cpp's repacked weights; None allows them for a draft if a probe
     has shown that they are safe here, and not for a target.
     """
@@ -49,6 +53,7 @@ class EngineParams:
     n_ctx: int | None = None
     n_batch: int = 2048
     n_ubatch: int | None = None
+    n_rs_seq: int | None = None
     n_threads: int = 0
     n_threads_batch: int = 0
     n_gpu_layers: int | None = None
@@ -70,6 +75,8 @@ class EngineParams:
         require(self.n_batch <= limit, "n_batch", self.n_batch, f"at most {limit}")
         require(self.n_batch > MAX_N_DRAFT, "n_batch", self.n_batch, f"above {MAX_N_DRAFT}")
         require(0 < self.physical_batch <= self.n_batch, "n_ubatch", self.n_ubatch, "1 to n_batch")
+        n_back = self.n_rs_seq or 0
+        require(0 <= n_back <= MAX_N_DRAFT, "n_rs_seq", n_back, f"0 to {MAX_N_DRAFT}")
         for name in ("n_threads", "n_threads_batch", "main_gpu"):
             require(0 <= getattr(self, name) <= 512, name, getattr(self, name), "0 to 512")
         n_layers = self.n_gpu_layers

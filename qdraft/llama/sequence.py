@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ class LlamaSequence:
         self._lib = lib()
         self._tokens: list[int] = []
         self._closed = False
+        self.keeps_places = False  # for a recurrent state; KV cells can be cut anywhere
         self.context = context
         self.id = id
 
@@ -80,18 +81,22 @@ class LlamaSequence:
             wanted = logits if size == left else 0
             self.context.slow_pass.expect(start, size, n)
             with interruptible() as interrupted:  # llama.cpp may log, which is a callback
-                self.context.decode(self.id, self.n_past, part, wanted, interrupted)
-                self._tokens += part
+                self._decode(part, wanted, interrupted)
             start += size
         return self.context.rows(logits)
 
-    def checkpoint(self) -> None:
+    def _decode(self, tokens: Sequence[int], logits: int, interrupted: Callable[[], bool]) -> None:
+        """Decode one step, and note its tokens."""
+        self.context.decode(self.id, self.n_past, tokens, logits, interrupted)
+        self._tokens += tokens
+
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         """Remember this place: nothing to do, because KV cells can be cut anywhere."""
 
     def truncate(self, n_past: int) -> None:
         """Cut to the first ``n_past`` tokens; do nothing if there are no more.
 
-        Raises RollbackError if the model cannot take tokens back.
+        Raises RollbackError if llama.cpp refuses.
         """
         self._require_open()
         if n_past >= self.n_past:
@@ -105,14 +110,11 @@ class LlamaSequence:
         del self._tokens[n_past:]
 
     def keep(self, tokens: Sequence[int]) -> int:
-        """Cut to the longest common prefix with ``tokens``; return its length.
+        """Cut to a common prefix with ``tokens``, the longest that there is a way back to.
 
-        A model that cannot take tokens back keeps all of its tokens or none.
+        Returns its length.
         """
-        try:
-            self.truncate(n_common(self._tokens, tokens))
-        except RollbackError:
-            self.truncate(0)
+        self.truncate(n_common(self._tokens, tokens))
         return self.n_past
 
     def take_over(self, tokens: Sequence[int]) -> None:

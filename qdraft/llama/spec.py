@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 Other = TypeVar("Other")
 
 SHARE_KV = ("auto", "on", "off")
+# ``n_rs_seq`` of a target. Each costs its state for every text. With 3 of them the target reads few
+# tokens again: a draft of k tokens has to go back further only if it accepted at most k - 4.
+_N_BACK = 3
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ class PairSpec:
         """
         params = params or EngineParams()
         draft_spec = None
+        own = params
+        if params.n_rs_seq is None:
+            # The draft goes back to its checkpoint: it decodes token by token.
+            params = replace(params, n_rs_seq=_N_BACK)
         if draft:
-            draft_spec = ModelSpec(Path(draft), draft_params or params, draft_params is None)
+            draft_spec = ModelSpec(Path(draft), draft_params or own, draft_params is None)
         return cls(Both(ModelSpec(Path(target), params), draft_spec), **rest)

@@ -47,6 +47,7 @@ def measure_costs(
     for sequence in (target, draft):
         sequence.truncate(0)
         sequence.eval(tokens[:_DEPTH], 0)
+        sequence.checkpoint()
         seconds(sequence, 1)  # the first decode also builds graphs
     wanted = [] if v else list(WIDTHS)
     draft_times: list[float] = []

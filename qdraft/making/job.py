@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft.disk import free_bytes, require_space
-from qdraft.errors import PairError, UsageError
+from qdraft.errors import UsageError
 from qdraft.gguf.facts import Facts
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress
@@ -70,8 +70,6 @@ class DraftJob:
 
     def check(self, recipes: Sequence[Recipe]) -> None:
         """Check that all drafts can be made, before any work is done. Raises QDraftError."""
-        if self.facts.recurrent:
-            raise PairError(f"{self.target.name} is recurrent or hybrid, so no draft can serve it")
         if not os.access(self.folder, os.W_OK):
             raise UsageError(
                 f"{self.folder} is not writable", hint="choose another folder with --out"

@@ -8,7 +8,7 @@ from pathlib import Path
 from qdraft.decoding.records import SamplingParams
 from qdraft.errors import UsageError
 from qdraft.gguf import imatrix
-from qdraft.gguf.facts import require_model, require_rollback
+from qdraft.gguf.facts import require_model
 from qdraft.host import default_threads
 from qdraft.llama.params import EngineParams
 from qdraft.llama.progress import Progress, no_progress, renamed
@@ -79,7 +79,6 @@ def make_draft(  # noqa: PLR0913 (what is made of what, and how it is judged)
     ``quantize`` raises.
     """
     facts = require_model(target)
-    require_rollback(facts)
     require_prunable(facts, recipe)
     target = facts.path
     if path.exists() and any(path.samefile(part) for part in facts.parts):
@@ -123,7 +122,6 @@ def search_draft(
     """
     params = EngineParams(n_ctx=N_CTX, n_threads=threads)
     facts = require_model(target)
-    require_rollback(facts)
     candidates = candidates or list_recipes(matrix, prunable_layers(facts))
     texts = write_held_out(target, params, _N_SEARCHED, progress)
     with scratch_folder(folder or target.parent) as temporary:

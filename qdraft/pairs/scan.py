@@ -164,7 +164,7 @@ def propose(models: Sequence[Facts]) -> list[Proposal]:
     for target in models:
         for draft in models:
             smaller = draft.bits_per_weight < 0.8 * target.bits_per_weight
-            if smaller and not target.recurrent and _model(target) == _model(draft):
+            if smaller and _model(target) == _model(draft):
                 pairs.append(Proposal(target, draft, _expected(target, draft)))
     return sorted(pairs, key=lambda pair: -pair.expected)
 

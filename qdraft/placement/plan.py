@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qdraft.errors import UsageError
-from qdraft.gguf.facts import Facts, require_model, require_rollback
+from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.devices import Device, devices, free_memory
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.placed import CPU, Share, States, chosen_devices, require_placeable
@@ -159,13 +159,10 @@ class _Layout:
 def make_plan(models: Both[ModelSpec], given: Given = Given()) -> Plan:
     """Plan the placement. Layers that the params put on devices go there whether they fit or not.
 
-    Raises UsageError for params that place layers themselves and for more sizes than devices,
-    PairError for a recurrent pair, and what loading raises.
+    Raises UsageError for params that place layers themselves and for more sizes than devices, and
+    what loading raises.
     """
     facts = require_model(models.target.path)
-    if models.draft:
-        require_rollback(facts)
-        require_rollback(require_model(models.draft.path))
     site = _survey(models, given)
     layout = _settle(models, site, given)
     site = _without_shared_memory(site, layout)

@@ -67,6 +67,7 @@ def _difference(target: TokenSequence, tokens: Sequence[int]) -> float:
     others left the same cells.
     """
     start = target.n_past
+    target.checkpoint()
     alone = [target.eval([token], 1)[0].copy() for token in tokens]
     target.truncate(start)
     batch = target.eval(tokens[:-1], len(tokens) - 1).copy()

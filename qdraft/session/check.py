@@ -89,6 +89,7 @@ def _decode_again(
     target.truncate(0)
     tokens = list(prompt)
     for round in rounds:
+        target.checkpoint(round.n_draft)
         rows = target.eval([*tokens[target.n_past :], *round.draft.tokens], round.n_draft + 1)
         tokens += round.tokens
         target.truncate(len(tokens) - 1)

@@ -11,7 +11,14 @@ from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.schedule import schedule_for
-from qdraft.decoding.records import Chunk, DecodeParams, FinishReason, Round, SamplingParams
+from qdraft.decoding.records import (
+    MAX_N_REREAD,
+    Chunk,
+    DecodeParams,
+    FinishReason,
+    Round,
+    SamplingParams,
+)
 from qdraft.decoding.rng import SeededRng
 from qdraft.decoding.sampling import Processor, Sampler
 from qdraft.decoding.summary import Summary, summarize
@@ -177,6 +184,8 @@ class Generation:
             self._params.n_predict,
             self._params.verification,
             self._params.logprobs,
+            # A wider batch than the probe's might not be bit-identical.
+            most_reread=0 if self._params.exact else MAX_N_REREAD,
         )
         uses_draft = bool(n_most and KINDS[self._params.drafter].needs_draft)
         n_of_draft = sequences.draft.n_past if sequences.draft and uses_draft else None

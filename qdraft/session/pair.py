@@ -13,8 +13,8 @@ from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.sampling import Processor
-from qdraft.errors import EngineError
-from qdraft.gguf.facts import Facts, recurrent_error, require_model, require_rollback
+from qdraft.errors import EngineError, PairError
+from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.kv_copy import KvCopy, couple
@@ -24,6 +24,7 @@ from qdraft.llama.progress import Progress, no_progress
 from qdraft.llama.repack_probe import extra_buffers_are_safe
 from qdraft.llama.sequence import LlamaSequence
 from qdraft.llama.spec import Both, ModelSpec, PairSpec
+from qdraft.llama.state_proof import require_way_back
 from qdraft.llama.vocab import LlamaVocab, require_same_vocab
 from qdraft.placement.buffers import require_memory
 from qdraft.placement.needs import dry_run
@@ -64,6 +65,15 @@ class Sequences:
     target: LlamaSequence
     draft: LlamaSequence | None
     kv_copy: KvCopy | None
+
+    def keep_places(self) -> None:
+        """Let recurrent states remember places for the texts that follow.
+
+        A draft that gets the target's state needs none of its own.
+        """
+        self.target.keeps_places = True
+        if self.draft is not None and self.kv_copy is None:
+            self.draft.keeps_places = True
 
     def close(self) -> None:
         """Give the cells back; harmless when repeated."""
@@ -106,9 +116,6 @@ class Pair:
         self._resources = ExitStack()
         self._closed = False
         facts = spec.models.map(lambda model: require_model(model.path))
-        if facts.draft:
-            for each in facts:
-                require_rollback(each)
         self.spec = replace(spec, models=_at_paths(spec.models, facts))
         self.facts = facts
         self.recommended = facts.target.sampling
@@ -122,6 +129,7 @@ class Pair:
                 self.spec = replace(self.spec, models=_keep_draft(self.spec.models))
             self.contexts = self._load(facts, progress)
             self._hold_weights()
+            self._no_way_back = self._try_way_back()
             self.kv = couple(
                 self.contexts.target,
                 self.contexts.draft,
@@ -151,8 +159,6 @@ class Pair:
         draft_weights = weights
         if not _is_same(models.target, models.draft):
             draft_weights = self._load_weights(models.draft, progress, is_target=False)
-        for model in (weights, draft_weights):
-            _require_rollback(model)
         if draft_weights is not weights:
             hashes = {of.tokens_sha256 for of in facts}
             require_same_vocab(weights.vocab, draft_weights.vocab, same_texts=len(hashes) == 1)
@@ -178,6 +184,20 @@ class Pair:
         context = LlamaContext(model, spec.params)
         self._resources.callback(context.close)
         return context
+
+    def _try_way_back(self) -> PairError | None:
+        """Return why the target cannot verify drafts, if it cannot; raise that if there is a draft.
+
+        Only a recurrent state can make it so.
+        """
+        try:
+            for context in self.contexts:
+                require_way_back(context)
+        except PairError as error:
+            if self.draft is not None:
+                raise
+            return error
+        return None
 
     def _measure_first_costs(self) -> None:
         """Let the policy know what drafts cost before the first round."""
@@ -270,8 +290,8 @@ class Pair:
 
     @property
     def can_draft(self) -> bool:
-        """False for a recurrent or hybrid target, which cannot take tokens back."""
-        return self.contexts.target.model.can_roll_back
+        """False if the target has a recurrent state that cannot go back after a rejection."""
+        return self._no_way_back is None
 
     def choose_drafter(self, params: DecodeParams) -> DecodeParams:
         """Return ``params`` with the drafter that this pair can serve.
@@ -409,7 +429,8 @@ class Pair:
 
     def require_rollback(self) -> None:
         """Raise PairError if the target cannot take tokens back, which every draft needs."""
-        _require_rollback(self.contexts.target.model)
+        if self._no_way_back is not None:
+            raise self._no_way_back
 
     def close(self) -> None:
         """End the texts in the making and free contexts and weights; harmless when repeated.
@@ -451,8 +472,3 @@ def _keep_draft(models: Both[ModelSpec]) -> Both[ModelSpec]:
 def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:
     """Tell whether target and draft can share weights: one file on the same devices."""
     return draft.path.samefile(target.path) and target.params.same_place(draft.params)
-
-
-def _require_rollback(model: LlamaModel) -> None:
-    if not model.can_roll_back:
-        raise recurrent_error(model.path)

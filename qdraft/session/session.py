@@ -98,6 +98,8 @@ class Session:
             )
         if self._sequences is None:
             self._sequences = self._pair.open_sequences()
+            if self._keep:
+                self._sequences.keep_places()
             self._pair.register(self)
         self._running = text
         return self._sequences

@@ -102,7 +102,7 @@ class _Recorded:
     def row(self, position: int) -> Rows:
         raise NotImplementedError
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, n_ahead: int | None = None) -> None:
         pass
 
     def truncate(self, n_past: int) -> None:
