@@ -554,6 +554,9 @@ class TestCommands:
             "and now?",
             "my notes.txt:\n\nbuy an\nox\n\nonce more",
         ]
+        command(chat, f"/read '{path}'")
+        assert command(chat, "/undo").say == "the file is left out"
+        assert len(chat.conversation.turns) == 3
         for name, content, problem in (
             ("long.txt", b"x" * 300, "has 300 tokens, but the context holds 300"),
             ("binary", b"\xff\xfe\x00", "is not UTF-16 text"),

@@ -184,3 +184,30 @@ class TestSignals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def test_a_handler_that_waits_lets_a_native_call_go_on(self) -> None:
+        """As Ctrl-C in an answer of a chat: the first one waits for the round."""
+
+        class Once:
+            presses = 0
+
+            @property
+            def waits(self) -> bool:
+                return not self.presses
+
+            def __call__(self, number: int, frame: object) -> None:
+                self.presses += 1
+
+        handler = Once()
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with interruptible() as interrupted:
+                signal.raise_signal(signal.SIGINT)
+                assert not interrupted()
+                assert handler.presses == 1
+                signal.raise_signal(signal.SIGINT)
+                assert interrupted()
+                assert handler.presses == 1
+            assert handler.presses == 2
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # Tokens that the context must have left for an answer. Not measured: a sentence.
 _ROOM = 32
-_WAYS_OUT = "/compact sums the chat up, /drop N leaves its oldest N turns out, /clear starts anew"
+_WAYS_OUT = "make room with /compact, /drop N (the oldest N turns) or /clear"
 
 
 class Chat:
@@ -148,7 +148,6 @@ class Chat:
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
-        self.attached.clear()
         self._change(self.conversation.head, "clear")
 
     def drop(self, n: int) -> int:

@@ -77,6 +77,9 @@ def _help(_chat: Chat, _argument: str) -> Effect:
 
 
 def _undo(chat: Chat, _argument: str) -> Effect:
+    if chat.attached:
+        chat.attached.pop()
+        return Effect(say="the file is left out")
     chat.undo()
     n = len(chat.conversation.turns)
     return Effect(say=f"taken back; the chat has {_count(n, 'turn')}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -218,23 +217,21 @@ class ChatLoop:
             raw=self._output.raw_output,
             reasoning=settings.think == "on" and not self._output.quiet,
         )
-        status = 0
+        stopping = Stopping(answer)
         try:
-            with stopping(answer) as presses:
+            with stopping:
                 chunks = with_progress(self._chat.pair, answer, quiet=self._output.quiet)
                 for chunk in chunks:
                     stream.write(chunk)
         except KeyboardInterrupt:
-            if not presses:
+            if not stopping.presses:
                 raise
         finally:
             answer.end()
             stream.end(answer.text)
-        if presses:
-            status = INTERRUPTED
         if answer.has_begun and not self._output.quiet:
             talk_console().print(answer_line(answer.figures))
-        return status
+        return INTERRUPTED if stopping.presses else 0
 
     def _take(self, line: str) -> Effect:
         """Do what a line asks for."""
@@ -286,26 +283,36 @@ class ChatLoop:
             talk_console().print(line, style="label", soft_wrap=False)
 
 
-@contextmanager
-def stopping(answer: Answer) -> Iterator[list[int]]:
-    """Have Ctrl-C stop an answer; gives a list of the times that it was pressed.
+class Stopping:
+    """During the block, Ctrl-C stops an answer; ``presses`` counts how often it was pressed.
 
     The first press waits for the round that is under way, so that the caches stay whole. Before
     the first token, and at the second press, it is KeyboardInterrupt.
     """
-    presses: list[int] = []
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        presses.append(number)
-        if len(presses) > 1 or not answer.has_begun:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._old: Any = None
+        self.presses = 0
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether a press now lets a native call go on; see ``llama.interrupts``."""
+        return self._answer.has_begun and not self.presses
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        waits = self.waits
+        self.presses += 1
+        if not waits:
             raise KeyboardInterrupt
-        answer.stop()
+        self._answer.stop()
 
-    old = signal.signal(signal.SIGINT, stop)
-    try:
-        yield presses
-    finally:
-        signal.signal(signal.SIGINT, old)
+    def __enter__(self) -> Stopping:
+        self._old = signal.signal(signal.SIGINT, self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._old)
 
 
 def _show_error(error: QDraftError | OSError) -> None:

@@ -27,6 +27,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     Python would raise the interrupt inside the callback, where it is printed and lost. Instead this
     sets a flag, which the yielded function returns, and passes the signal to its handler when the
     call has returned. A second signal reaches the handler at once if the call waits for a server.
+    A handler whose ``waits`` is True lets the call go on: it is called at once, and raises nothing.
     Only the main thread receives signals: in other threads, and for signals that Python does not
     handle, this changes nothing.
     """
@@ -34,6 +35,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     received: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
+        if getattr(handlers[number], "waits", False):
+            handlers[number](number, frame)
+            return
         received.append(number)
         if len(received) > 1 and GUARD.started:  # else it would be raised in a callback
             handlers[number](number, frame)
