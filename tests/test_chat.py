@@ -555,6 +555,8 @@ class TestCommands:
             "my notes.txt:\n\nbuy an\nox\n\nonce more",
         ]
         command(chat, f"/read '{path}'")
+        chat.ask("never read").end()
+        assert chat.attached
         assert command(chat, "/undo").say == "the file is left out"
         assert len(chat.conversation.turns) == 3
         for name, content, problem in (

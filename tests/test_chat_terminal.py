@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from qdraft.chat.chat import Chat
 from qdraft.chat.transcript import find_chat, list_chats, read_chat
 from qdraft.cli.chat import ChatLoop
 from qdraft.cli.clipboard import copy_text
+from qdraft.cli.keyboard import silent_keyboard
 from qdraft.cli.options.output import RunOutputOptions
 from qdraft.cli.terminal import (
     CommandCompleter,
@@ -271,6 +273,20 @@ class TestStopping:
             talk(chat, "hi", "not reached")
         assert chat.conversation.messages[-1].cut == "interrupted"
         assert read_chat(find_chat()).messages == chat.conversation.messages
+
+
+def test_keys_are_not_shown_while_an_answer_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    termios = pytest.importorskip("termios")
+    near, far = os.openpty()
+    with os.fdopen(far) as terminal, os.fdopen(near):
+        monkeypatch.setattr(sys, "stdin", terminal)
+
+        def shows() -> bool:
+            return bool(termios.tcgetattr(terminal.fileno())[3] & termios.ECHO)
+
+        with silent_keyboard():
+            assert not shows()
+        assert shows()
 
 
 class TestClipboard:

@@ -101,8 +101,13 @@ class Chat:
             raise UsageError("the message is empty")
         question = Message(USER, "\n\n".join([*self.attached, text]))
         messages = (*self.conversation.messages, question)
-        answer = self._answer(messages, lambda reply: self._add((*messages, reply)))
-        self.attached.clear()
+
+        def settle(reply: Message) -> None:
+            self.attached.clear()
+            self.conversation.change((*messages, reply))
+            self._save(self.conversation.messages, **self._figures())
+
+        answer = self._answer(messages, settle)
         self._save(messages)
         return answer
 
@@ -284,10 +289,6 @@ class Chat:
             f"{what}, which leaves {self.n_ctx - n} of the context of {self.n_ctx} for an answer",
             hint=hint,
         )
-
-    def _add(self, messages: Messages) -> None:
-        self.conversation.change(messages)
-        self._save(messages, **self._figures())
 
     def _change(self, messages: Messages, what: str) -> None:
         self.conversation.change(messages)

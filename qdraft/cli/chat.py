@@ -18,6 +18,7 @@ from qdraft.chat.commands import run as run_command
 from qdraft.chat.settings import Settings
 from qdraft.chat.transcript import Transcript, find_chat, list_chats, new_path
 from qdraft.cli.clipboard import copy_text
+from qdraft.cli.keyboard import silent_keyboard
 from qdraft.cli.opening import open_described
 from qdraft.cli.options.chat import ChatOptions
 from qdraft.cli.options.devices import DeviceOptions
@@ -219,7 +220,7 @@ class ChatLoop:
         )
         stopping = Stopping(answer)
         try:
-            with stopping:
+            with stopping, silent_keyboard():
                 chunks = with_progress(self._chat.pair, answer, quiet=self._output.quiet)
                 for chunk in chunks:
                     stream.write(chunk)
