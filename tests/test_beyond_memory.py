@@ -363,6 +363,17 @@ class TestSlowPass:
         assert {64.0, 128.0, 200.0} <= set(done)
         assert len(done) > 6  # also within a pass
 
+    def test_fast_passes_of_a_long_prompt_count_together(self) -> None:
+        passes = slow_pass.SlowPass()
+        seen: list[tuple[float, float]] = []
+        passes.progress = lambda what, done, of: seen.append((done, of))
+        for n, start in ((512, 0), (512, 512), (512, 1024), (100, 1536)):
+            passes.expect(start, n, 1636)
+            passes.end(0.1)
+        passes.expect(0, 5, 5)
+        passes.end(0.2)
+        assert seen == [(1536, 1636), (1636, 1636)]  # from 0.3 seconds on
+
     def test_ctrl_c_ends_it_and_leaves_the_cells_as_they_were(self, context: LlamaContext) -> None:
         sequence = context.sequence()
         sequence.eval([1, 2, 3], 1)

@@ -441,7 +441,7 @@ class TestRun:
                     return getattr(text, name)
 
             output = RunOutputOptions(as_json=True, check=True)
-            status = show_text(pair, Interrupted(), output, None)  # type: ignore[arg-type]
+            status = show_text(pair, Interrupted(), output, None, Interrupted())  # type: ignore[arg-type]
         report = json.loads(capsys.readouterr().out)
         jsonschema.validate(report, schema("run"))
         assert status == 130

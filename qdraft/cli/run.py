@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
@@ -14,6 +15,7 @@ from qdraft.cli.options.drafting import DraftingOptions
 from qdraft.cli.options.group import takes_options
 from qdraft.cli.options.models import ModelOptions
 from qdraft.cli.options.output import RunOutputOptions
+from qdraft.cli.options.prompt_cache import PromptCacheOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.template import ChatTemplateOptions
 from qdraft.cli.options.text import TextOptions
@@ -28,6 +30,7 @@ from qdraft.session.check import Check
 from qdraft.session.endless import ban_ends
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Pair
+from qdraft.session.session import Session
 
 INTERRUPTED = 130
 
@@ -40,6 +43,7 @@ def run(  # noqa: PLR0913 (one group each)
     sampling: SamplingOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
+    prompt_cache: PromptCacheOptions,
     output: RunOutputOptions,
 ) -> None:
     """Generate text from a prompt.
@@ -66,6 +70,7 @@ def run(  # noqa: PLR0913 (one group each)
     if output.as_json and template.hide_reasoning:
         raise UsageError("--hide-reasoning cannot be combined with --json")
     template_text = template.template_text()
+    prompt_cache.require_readable()
     prompt = text.read_prompt()
     keep_draft = drafting.kind.requires_draft
     with open_described(
@@ -81,7 +86,9 @@ def run(  # noqa: PLR0913 (one group each)
         sampling_params = sampling.params(pair.recommended.values)
         if text.ignore_eos:
             sampling_params = ban_ends(sampling_params, pair.vocab)
-        generation = pair.generate(
+        cache = prompt_cache.of_pair(pair)
+        session = Session(pair, keep=cache is not None)
+        generation = session.generate(
             prompt,
             sampling_params,
             params,
@@ -91,11 +98,16 @@ def run(  # noqa: PLR0913 (one group each)
             template=template.for_model(pair.vocab),
             split_reasoning=template.splits and not text.raw,
         )
+        chunks: Iterable[Chunk] = generation
+        if cache:
+            cache.restore(session, generation.prompt)
+            cache.require_space(len(generation.prompt), params.n_predict)
+            chunks = cache.saving(session, generation)
         stream = None
         if not output.as_json:
             shows = not (output.quiet or template.hide_reasoning)
             stream = TextStream(color=output.color, raw=output.raw_output, reasoning=shows)
-        raise typer.Exit(show_text(pair, generation, output, stream))
+        raise typer.Exit(show_text(pair, generation, output, stream, chunks))
 
 
 def refuse_combinations(
@@ -111,14 +123,19 @@ def refuse_combinations(
 
 
 def show_text(
-    pair: Pair, generation: Generation, output: RunOutputOptions, stream: TextStream | None
+    pair: Pair,
+    generation: Generation,
+    output: RunOutputOptions,
+    stream: TextStream | None,
+    chunks: Iterable[Chunk],
 ) -> int:
     """Stream the text, then show the figures, whatever ended the text; return the exit code."""
     check = None
     try:
-        for chunk in with_progress(pair, generation, quiet=output.quiet):
-            if stream:
-                stream.write(chunk)
+        with closing(with_progress(pair, chunks, quiet=output.quiet)) as shown:
+            for chunk in shown:
+                if stream:
+                    stream.write(chunk)
         if output.check:
             check = generation.check()
         status = 0
@@ -131,15 +148,23 @@ def show_text(
     return status
 
 
-def with_progress(pair: Pair, text: Iterable[Chunk], *, quiet: bool) -> Iterator[Chunk]:
+def with_progress(
+    pair: Pair, text: Iterable[Chunk], *, quiet: bool
+) -> Generator[Chunk, None, None]:
     """Give the chunks of a text; if reading the prompt takes long, show how far that is."""
     chunks = iter(text)
     with ProgressBars(quiet=quiet) as bars:
         pair.show_progress(bars.report)
-        first = list(islice(chunks, 1))
-        pair.show_progress(no_progress)
-    yield from first
-    yield from chunks
+        try:
+            first = list(islice(chunks, 1))
+        finally:
+            pair.show_progress(no_progress)
+    try:
+        yield from first
+        yield from chunks
+    finally:
+        if isinstance(chunks, Generator):
+            chunks.close()
 
 
 def _show_figures(

@@ -77,8 +77,6 @@ _MISSING = {
     "qdraft prints the text alone; --json has every token": "--display-prompt --verbose-prompt "
     "-ptc= --print-token-count=",
     "use > FILE": "-o= --output= --output-file=",
-    "use qdraft.Pair.session, which keeps what both models have read": "--prompt-cache= "
-    "--prompt-cache-all --prompt-cache-ro",
     "use processors of qdraft.Pair.generate": "--grammar= --grammar-file= -j= --json-schema= -jf= "
     "--json-schema-file=",
     "use --temp, --top-p or --min-p: its state goes by the probabilities of earlier tokens, which "

@@ -20,6 +20,8 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from qdraft.errors import EngineError, PairError, ServerError
 from qdraft.llama.context import LlamaContext
 from qdraft.llama.interrupts import interruptible
@@ -109,7 +111,7 @@ def prove(target: LlamaContext, draft: LlamaContext) -> tuple[float, float]:
             kv_copy.copy(start)
             decodes.append(target.decode_s - before[0])
             copies.append(draft.copy_s - before[1])
-        if read_state(source) != read_state(destination):
+        if not np.array_equal(source.read_cells(), destination.read_cells()):
             raise EngineError("copied cells differ from the target's")
     return min(copies), min(decodes)
 
@@ -244,12 +246,3 @@ class KvCopy:
             n_written = self._lib.llama_state_seq_set_data(context, self._buffer, n_bytes, id)
         if not n_written:
             raise EngineError(f"the draft does not take the target's KV cells: {errors}")
-
-
-def read_state(sequence: LlamaSequence) -> bytes:
-    """Return all cells of a sequence, as bytes."""
-    context = sequence.context.native
-    size = int(lib().llama_state_seq_get_size(context, sequence.id))
-    buffer = (ctypes.c_uint8 * size)()
-    n_bytes = int(lib().llama_state_seq_get_data(context, buffer, size, sequence.id))
-    return bytes(buffer[:n_bytes])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from qdraft.decoding.engine import n_common
 from qdraft.errors import CancelledError, ContextError, EngineError, RollbackError
 from qdraft.llama.interrupts import interruptible
-from qdraft.llama.native import lib
+from qdraft.llama.native import lib, native_errors
 
 if TYPE_CHECKING:
     from qdraft.llama.context import LlamaContext
@@ -121,6 +122,42 @@ class LlamaSequence:
         """Note that a KV copy has put the cells of ``tokens`` into the cache."""
         self._tokens[:] = tokens
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether the cache holds what ``tokens`` says; an interrupt may have come between."""
+        if self._closed or self.context.closed or self.context.model.has_state:
+            return False
+        last = self._lib.llama_memory_seq_pos_max(self.context.memory, self.id)
+        return int(last) == self.n_past - 1
+
+    def read_cells(self) -> NDArray[np.uint8]:
+        """Return all cells as llama.cpp writes them. Raises EngineError if it cannot."""
+        self._require_open()
+        context = self.context.native
+        size = int(self._lib.llama_state_seq_get_size(context, self.id))
+        cells = np.empty(size, dtype=np.uint8)
+        with interruptible(), native_errors() as errors:
+            n = int(self._lib.llama_state_seq_get_data(context, _pointer(cells), size, self.id))
+        if not n:
+            raise EngineError(f"the KV cells cannot be read: {errors}")
+        return cells[:n]
+
+    def write_cells(self, cells: NDArray[np.uint8], tokens: Sequence[int]) -> None:
+        """Replace all cells by those of ``tokens``, which ``read_cells`` has returned.
+
+        Raises EngineError if llama.cpp does not take them; the sequence is then empty.
+        """
+        self._require_open()
+        with interruptible(), native_errors() as errors:
+            n = self._lib.llama_state_seq_set_data(
+                self.context.native, _pointer(cells), cells.nbytes, self.id
+            )
+            self._tokens[:] = tokens if n else []
+        if not self.is_whole:
+            self._lib.llama_memory_seq_rm(self.context.memory, self.id, -1, -1)
+            self._tokens.clear()
+            raise EngineError(f"the KV cells are not those of {len(tokens)} tokens: {errors}")
+
     def close(self) -> None:
         """Give the id and the cells back to the context; harmless when repeated."""
         if self._closed:
@@ -137,3 +174,7 @@ class LlamaSequence:
         if self._closed:
             raise EngineError(f"this sequence of {self.context.model.path.name} is closed")
         self.context.native  # noqa: B018 (raises if the context is closed)
+
+
+def _pointer(cells: NDArray[np.uint8]) -> Any:
+    return cells.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -15,7 +15,8 @@ class SlowPass:
     """Watches the passes of one context, node by node of the graph, once one has been slow.
 
     Only the CPU asks before each node, so passes of other devices end when they end. ``progress``
-    gets the tokens of an eval that are done, by the nodes of the pass before.
+    gets the tokens of an eval that are done, by the nodes of the pass before. Of an eval of several
+    fast passes it gets them after each pass, once they have taken as long together.
     """
 
     def __init__(self) -> None:
@@ -24,10 +25,13 @@ class SlowPass:
         self._interrupted: Callable[[], bool] = lambda: False
         self._start = self._size = self._total = 0  # tokens of an eval
         self._n_nodes, self._n_before = 0, 1
+        self._eval_s = 0.0  # seconds of the passes of this eval
 
     def expect(self, start: int, size: int, total: int) -> None:
         """Say that the next pass takes ``size`` of ``total`` tokens, after ``start`` of them."""
         self._start, self._size, self._total = start, size, total
+        if start == 0:
+            self._eval_s = 0.0
 
     def begin(self, context: Any, interrupted: Callable[[], bool]) -> None:
         """Watch the next pass of ``context`` if an earlier one was slow."""
@@ -37,8 +41,10 @@ class SlowPass:
 
     def end(self, seconds: float) -> None:
         """Note how long the pass took."""
+        self._eval_s += seconds
         if self._n_nodes:
             self._n_before = self._n_nodes
+        if self._n_nodes or (self._size < self._total and self._eval_s > _SLOW_S):
             self._show(1.0)
         if seconds > _SLOW_S and self._native is None:
             self._native = lib().ggml_abort_callback(self._visit)

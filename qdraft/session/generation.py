@@ -123,6 +123,8 @@ class Generation:
             except BaseException as error:
                 self._failed = isinstance(error, QDraftError)
                 intact = isinstance(error, (CancelledError, ContextError, UsageError))
+                if isinstance(error, KeyboardInterrupt) and self.session.sequences:
+                    intact = self.session.sequences.are_whole
                 self._end(intact=intact)
                 raise
 

@@ -75,6 +75,11 @@ class Sequences:
         if self.draft is not None and self.kv_copy is None:
             self.draft.keeps_places = True
 
+    @property
+    def are_whole(self) -> bool:
+        """Tell whether both caches hold what their tokens say."""
+        return self.target.is_whole and (self.draft is None or self.draft.is_whole)
+
     def close(self) -> None:
         """Give the cells back; harmless when repeated."""
         self.target.close()

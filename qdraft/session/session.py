@@ -96,12 +96,20 @@ class Session:
                 "this session is in the middle of a text",
                 hint="read that text to its end or close it, or open another session",
             )
+        sequences = self.open()
+        self._running = text
+        return sequences
+
+    def open(self) -> Sequences:
+        """Return the sequences, empty ones if there were none; the caller holds the pair's lock.
+
+        Raises EngineError if the contexts have no sequence left.
+        """
         if self._sequences is None:
             self._sequences = self._pair.open_sequences()
             if self._keep:
                 self._sequences.keep_places()
             self._pair.register(self)
-        self._running = text
         return self._sequences
 
     def drafter(self, params: DecodeParams, n_most: int) -> Drafter:
