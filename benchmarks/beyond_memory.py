@@ -6,7 +6,8 @@ that installs as a wheel, at temperature 1 also with its rejection by p/q.
 Every text runs in a process of its own, inside a memory cgroup that is smaller than the target and
 larger than the draft, with files that are not in memory yet. The contenders take turns on each
 prompt, with the same files, threads and number of tokens. Speed is tokens after the first one over
-their seconds. Needs Linux, and a user who may write cgroups.
+their seconds. The target alone, whose tokens all cost the same, writes fewer of them. Needs Linux,
+and a user who may write cgroups.
 
     python benchmarks/beyond_memory.py --quick              # the bars, on the large rig
     python benchmarks/beyond_memory.py --json FILE          # more prompts
@@ -50,6 +51,8 @@ from qdraft.study.prompts import TASK_KINDS
 ALONE, OWN_ALONE = "target alone, mapped", "target alone, qdraft"
 OURS, FIRST, USELESS = "qdraft", "qdraft, first run", "qdraft, useless draft"
 N_MAX, NEWEST_N_MAX = (3, 8, 16, 32), (3, 16)
+# Tokens of the target alone, and of a text with a useless draft, which must win back its start.
+N_ALONE, N_USELESS = 24, 160
 WANTED = {
     "t0_vs_target": ">= 8",
     "t0_vs_best": ">= 1.1",
@@ -210,13 +213,14 @@ class Bench:
         *,
         draft: Path | None = None,
         fresh: bool = False,
+        n_predict: int | None = None,
     ) -> tuple[Run, float | None]:
         """Run ``qdraft run`` as a user does; ``fresh`` has nothing in its cache directory."""
         files = ["-m", str(self.target)]
         if draft:
             files += ["-d", str(draft)]
         sampling = ["--temp", str(temperature), "--top-k", "0", "--top-p", "1", "--min-p", "0"]
-        limits = ["-n", str(self.n_predict), "--ignore-eos", "-c", "1024", "-s", "7"]
+        limits = ["-n", str(n_predict or self.n_predict), "--ignore-eos", "-c", "1024", "-s", "7"]
         cache = tempfile.mkdtemp(dir=self._cache) if fresh else str(self._cache / "kept")
         output = ["--json", "-p", prompt]
         done = subprocess.run(
@@ -252,7 +256,8 @@ class Bench:
 
     def newest_alone(self, prompt: str, temperature: float) -> tuple[Run, None]:
         """Run the newest llama.cpp without a draft."""
-        return self._write(Newest(self.target, enter=self.group.enter), prompt, temperature)
+        server = Newest(self.target, enter=self.group.enter)
+        return self._write(server, prompt, temperature, N_ALONE)
 
     def newest_drafts(
         self, prompt: str, temperature: float, drafting: Drafting
@@ -260,12 +265,14 @@ class Bench:
         """Run the newest llama.cpp, its draft locked as in ``theirs``."""
         with held(self.draft, self.group.enter):
             server = Newest(self.target, self.draft, drafting, enter=self.group.enter)
-            return self._write(server, prompt, temperature)
+            return self._write(server, prompt, temperature, self.n_predict)
 
-    def _write(self, server: Newest, prompt: str, temperature: float) -> tuple[Run, None]:
+    def _write(
+        self, server: Newest, prompt: str, temperature: float, n_predict: int
+    ) -> tuple[Run, None]:
         tokens = encode_prompt(self._model.vocab, prompt)
         try:
-            return server.run(tokens, self.n_predict, temperature, 7), None
+            return server.run(tokens, n_predict, temperature, 7), None
         finally:
             server.close()
 
@@ -294,11 +301,12 @@ class Bench:
 
     def run(self, prompts: Sequence[str], temperatures: Sequence[float], useless: Path) -> None:
         ours = partial(self.ours, draft=self.draft)
+        alone = partial(self.ours, n_predict=N_ALONE)
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:
                 contenders = {
-                    ALONE: partial(self.ours, options=("--no-draft", "--mmap")),
-                    OWN_ALONE: partial(self.ours, options=("--no-draft",)),
+                    ALONE: partial(alone, options=("--no-draft", "--mmap")),
+                    OWN_ALONE: partial(alone, options=("--no-draft",)),
                     FIRST: partial(ours, fresh=True),
                     OURS: ours,
                     **{f"llama.cpp, n_max {n}": partial(self.theirs, n_max=n) for n in N_MAX},
@@ -309,7 +317,7 @@ class Bench:
                         run = partial(self.newest_drafts, drafting=drafting)
                         contenders[f"{NEWEST}, {drafting}"] = run
                 if not number and not temperature:
-                    contenders[USELESS] = partial(self.ours, draft=useless)
+                    contenders[USELESS] = partial(self.ours, draft=useless, n_predict=N_USELESS)
                 names = list(contenders)
                 turn = number % len(names)
                 for name in names[turn:] + names[:turn]:
@@ -367,15 +375,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one prompt in place of three")
     parser.add_argument("--real", type=Path, help="use the 1.5B model, built in this directory")
-    parser.add_argument("--draft", default="Q2_K", help="file type of the draft")
+    parser.add_argument("--draft", help="file type of the draft (Q4_K_M, or Q2_K with --real)")
     parser.add_argument("--limit", type=float, help="bytes of memory, in MB")
-    parser.add_argument("--n-predict", type=int, default=48, help="tokens of a text")
+    parser.add_argument("--n-predict", type=int, default=96, help="tokens of a text")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     if args.real:
-        target, draft = real_model(args.real), real_model(args.real, args.draft)
+        target, draft = real_model(args.real), real_model(args.real, args.draft or "Q2_K")
     else:
-        target, draft = rig("large"), rig("large", args.draft)
+        target, draft = rig("large"), rig("large", args.draft or "Q4_K_M")
     default_limit = draft.stat().st_size + 0.5 * target.stat().st_size
     limit = int(args.limit * 1e6) if args.limit else int(default_limit)
     prompts = [TASK_KINDS[kind][0] for kind in ("code", "question", "story")][

@@ -203,6 +203,7 @@ class Pages:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self.size = machine.size
 
     @property
     def n_bytes(self) -> int:
@@ -215,28 +216,85 @@ class Pages:
         self.hold(0)
 
 
-@pytest.mark.parametrize("window", [50, 100, 250, 400])
-def test_the_part_that_is_held_is_found(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much as leaves room for what streams, within a step, and the draft is never lost."""
-    machine = Machine(size=3000, room=1000, window=window, draft=300)
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(size=3000, room=1000, window=100, draft=300)
+    monkeypatch.setattr(held_weights, "_LEFT_BYTES", 50)
     monkeypatch.setattr(held_weights, "free_memory", lambda: machine.room)
     monkeypatch.setattr(held_weights, "stretches_to_hold", lambda target: [])
     monkeypatch.setattr(held_weights, "HeldPages", lambda stretches: Pages(machine))
+    return machine
+
+
+def hold(machine: Machine, draft: Pages | None = None) -> HeldWeights:
     target = ModelSpec(Path("t"), EngineParams())
-    weights = HeldWeights(target, machine.contexts, machine.draft)  # type: ignore[arg-type]
+    return HeldWeights(target, machine.contexts, machine.draft, draft)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [50, 100, 250, 400])
+def test_the_part_that_is_held_is_found(window: int, machine: Machine) -> None:
+    """As much as leaves room for what streams, within a step, and the draft is never lost."""
+    machine.window = window
+    weights = hold(machine)
+    for _ in range(50):
+        machine.run_round()
+        weights.observe(wanted=True)
+    assert machine.room - max(window, 100) - 100 <= machine.held <= 900
+    before = machine.contexts.map(lambda context: context.n_read)
     for _ in range(20):
         machine.run_round()
-        weights.observe()
-    assert machine.room - window - 100 <= machine.held <= machine.room - window
-    lost = machine.contexts.draft
-    assert lost
-    settled = lost.n_read
-    for _ in range(20):
-        machine.run_round()
-        weights.observe()
-    assert lost.n_read == settled
+        weights.observe(wanted=True)
+    after = machine.contexts.map(lambda context: context.n_read)
+    assert after.draft == before.draft
+    assert after.target - before.target <= 20 * 1.15 * (machine.size - machine.held)
     weights.close()
     assert machine.held == 0
+
+
+class DraftPages(Pages):
+    """The draft's pages, which are not the target's."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.size = self.held = machine.draft
+
+    @property
+    def n_bytes(self) -> int:
+        return self.held
+
+    def hold(self, n_bytes: int) -> None:
+        self.machine.room += self.held - n_bytes
+        self.held = n_bytes
+
+
+def test_a_draft_that_does_not_pay_off_lends_its_memory(machine: Machine) -> None:
+    draft = DraftPages(machine)
+    weights = hold(machine, draft)
+    contexts = machine.contexts
+    assert contexts.draft
+    rent = 300 / (3000 - 800)
+    assert weights.rent == pytest.approx(rent)
+
+    def play(n: int, *, used: bool, wanted: bool) -> None:
+        for _ in range(n):
+            assert contexts.draft
+            contexts.draft.n_decodes += used
+            machine.run_round()
+            weights.observe(wanted=wanted)
+
+    play(3, used=True, wanted=False)  # as with a fixed length
+    play(2, used=False, wanted=True)  # rounds that measure the target alone
+    assert (draft.held, weights.lent) == (300, None)
+    play(1, used=False, wanted=False)
+    assert (draft.held, machine.held) == (0, 1100)
+    assert weights.rent == pytest.approx(rent)  # of a draft that is to come back
+    assert weights.lent == pytest.approx(300 / 1900 + rent)
+    play(3, used=False, wanted=True)
+    assert draft.held == 0
+    play(1, used=True, wanted=True)
+    assert (draft.held, machine.held, weights.lent) == (300, 800, None)
+    weights.close()
+    assert (draft.held, machine.held) == (0, 0)
 
 
 @pytest.mark.parametrize("mode", LOAD_MODES)
@@ -290,19 +348,33 @@ class TestPair:
         free = files[0].stat().st_size
         monkeypatch.setattr(residency_module, "free_memory", lambda: free)
 
-    def test_the_draft_is_read_into_memory_and_the_target_is_held(
+    @pytest.mark.parametrize("may_lock", [True, False])
+    def test_the_draft_stays_in_memory_and_the_target_is_held(
         self,
         files: tuple[Path, Path],
         small_machine: None,
+        may_lock: bool,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
+        """Its file is locked, or it is read into memory of its own where that is refused."""
+
+        def lock(self: object, block: Stretch) -> None:
+            if not may_lock:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        monkeypatch.setattr(held_pages._Map, "lock", lock)
+        monkeypatch.setattr(held_pages._Map, "unlock", lambda self, block: None)
+        monkeypatch.setattr(held_weights, "free_memory", lambda: 0)
         monkeypatch.setattr(pair_module, "_WIDE", 1e6)  # the model is tiny, its buffers are not
         with Pair(PairSpec.of(*files, EngineParams(n_ctx=256))) as pair:
             assert pair.spec.models.draft
-            assert pair.spec.models.draft.params.load_mode == "none"
+            params = pair.spec.models.draft.params
+            assert params.load_mode == ("auto" if may_lock else "none")
             assert pair.spec.models.target.params.load_mode == "auto"
             assert pair.held is not None
+            rents = pair.learned.costs.rents
+            assert bool(rents["model"]) == may_lock
             assert pair.contexts.target.step == 2048
         assert "are free: each pass over the target reads" in caplog.text
 

@@ -15,7 +15,7 @@ from qdraft.decoding.drafters.protocol import NoDrafter
 from qdraft.decoding.loop import Decoding
 from qdraft.decoding.policy.acceptance_table import AcceptanceTable
 from qdraft.decoding.policy.cost_table import CostTable
-from qdraft.decoding.policy.gate import CostGate
+from qdraft.decoding.policy.gate import CostGate, would_draft
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.policy.model import Costs
 from qdraft.decoding.policy.schedule import CostAwareSchedule, FixedSchedule, Schedule
@@ -539,3 +539,51 @@ def test_a_draft_that_never_offers_anything_costs_little(p_min: float) -> None:
     rounds = machine.generate(CostAwareSchedule(8, p_min=p_min), lambda n: blend, GREEDY)
     assert len(tokens_of(rounds)) == 600
     assert worst_window(rounds) < 1.04
+
+
+class TestRent:
+    """A draft in memory that a target which does not fit could use itself."""
+
+    def learned(self, rent: float, alpha: float) -> Learned:
+        learned = Learned()
+        learned.costs.start(Costs({"model": 0.01}, {32: 1.05}, 1.0))
+        learned.costs.rents["model"] = rent
+        for i in range(100):  # one tested token in each, so that alpha is what is believed
+            learned.acceptance.add(make_round(1, int(i * alpha % 1 + alpha >= 1)))
+        return learned
+
+    @pytest.mark.parametrize(
+        ("rent", "alpha", "drafts"),
+        [
+            (0.0, 0.2, True),
+            (0.4, 0.2, False),
+            (0.4, 0.6, True),
+            (0.9, 0.6, False),
+            (0.9, 1.0, True),
+        ],
+    )
+    def test_drafts_must_pay_it(self, rent: float, alpha: float, drafts: bool) -> None:
+        """Drafts gain 1 / (1 - alpha) times at most, and the memory 1 / (1 - rent)."""
+        assert would_draft(self.learned(rent, alpha), "model") == drafts
+
+    def test_what_drafts_spend_counts_against_the_target_with_that_memory(self) -> None:
+        learned = self.learned(0.5, 0.9)
+        before = learned.account.balance
+        learned.add(make_round(4, 0, draft_s=0.04, verify_s=1.0))
+        income = learned.constants.income
+        assert learned.account.balance == pytest.approx(before + 1 - 1.04 / 0.5, abs=income)
+
+    def test_drafts_that_are_never_accepted_end_after_a_few_rounds(self) -> None:
+        learned = self.learned(0.4, 0.9)
+        n_rounds = 0
+        while would_draft(learned, "model"):
+            learned.add(make_round(10, 0, draft_s=0.1, verify_s=1.05))
+            n_rounds += 1
+        assert n_rounds <= 5
+
+    def test_a_draft_whose_memory_is_lent_must_win_it_back(self) -> None:
+        learned = self.learned(0.4, 0.5)
+        assert would_draft(learned, "model")
+        learned.costs.expect_restart("model", 200.0)
+        assert learned.costs.restart("model") == pytest.approx(200.0)
+        assert not would_draft(learned, "model")

@@ -30,13 +30,14 @@ class Stretch:
 class HeldPages:
     """Locks as much of some stretches as it is told to, from the first one on.
 
-    ``n_bytes`` is what is locked now. ``refusal`` is the system's reason if it has refused to lock
-    more, else empty.
+    ``size`` is the bytes of all stretches, and ``n_bytes`` what is locked now. ``refusal`` is the
+    system's reason if it has refused to lock more, else empty.
     """
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         """``stretches`` are in the order in which they are to be held."""
         self._blocks = list(_split(stretches))
+        self.size = sum(block.n_bytes for block in self._blocks)
         self._n_locked = 0  # blocks, from the first one on
         self._maps: dict[Path, _Map] = {}
         self.n_bytes = 0

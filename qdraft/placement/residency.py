@@ -72,14 +72,14 @@ def weights_on_cpu(model: ModelSpec) -> int:
     )
 
 
-def stretches_to_hold(model: ModelSpec) -> list[Stretch]:
+def stretches_to_hold(model: ModelSpec, *, whole: bool = False) -> list[Stretch]:
     """Return what each pass reads of the CPU's weights, the most worth holding first.
 
     Experts come last, because a pass reads few of them; the rows of an embedding matrix that is
-    nothing else are not in it.
+    nothing else are not in it, unless the ``whole`` model is to be held.
     """
     headers = read_parts(model.path)
-    tied = is_tied(headers)
+    tied = whole or is_tied(headers)
     n_layers = _n_layers(headers)
     always: list[Stretch] = []
     experts: list[Stretch] = []

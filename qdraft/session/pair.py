@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdraft.decoding.drafters.kinds import KINDS
+from qdraft.decoding.policy.gate import would_draft
 from qdraft.decoding.policy.learned import Learned
 from qdraft.decoding.records import DecodeParams, Round, SamplingParams
 from qdraft.decoding.sampling import Processor
@@ -17,6 +18,7 @@ from qdraft.errors import EngineError, PairError
 from qdraft.gguf.facts import Facts, require_model
 from qdraft.llama.chat_template import NO_OPTIONS, TemplateOptions
 from qdraft.llama.context import LlamaContext
+from qdraft.llama.held_pages import HeldPages, can_hold
 from qdraft.llama.kv_copy import KvCopy, couple
 from qdraft.llama.model import LlamaModel
 from qdraft.llama.placed import CPU, surprises_of
@@ -30,7 +32,7 @@ from qdraft.placement.buffers import require_memory
 from qdraft.placement.needs import dry_run
 from qdraft.placement.outlook import describe, foresee
 from qdraft.placement.plan import ALPHA
-from qdraft.placement.residency import find_residency
+from qdraft.placement.residency import find_residency, stretches_to_hold
 from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.draft_limits import describe_limits
 from qdraft.session.first_costs import measure_first_costs
@@ -128,10 +130,11 @@ class Pair:
         require_memory(self.spec.models, facts)
         self.residency = find_residency(self.spec.models)
         self.held: HeldWeights | None = None  # of a target that does not fit in memory
+        self._draft_pages: HeldPages | None = None  # of its draft, if it stays mapped
         try:
             if not self.residency.fits:
                 self._warn_of_streaming()
-                self.spec = replace(self.spec, models=_keep_draft(self.spec.models))
+                self.spec = replace(self.spec, models=self._keep_draft(self.spec.models))
             self.contexts = self._load(facts, progress)
             self._hold_weights()
             self._no_way_back = self._try_way_back()
@@ -218,6 +221,8 @@ class Pair:
             )
         if costs:
             self.learned.costs.start(costs)
+        if self.held:
+            self.learned.costs.rents[KINDS["model"].source] = self.held.rent
 
     def _watch_threads(self) -> Threads:
         # Fewer threads help only if the CPU computes. The delays of a link look like contention.
@@ -246,11 +251,33 @@ class Pair:
         if outlook:
             log.warning("%s %s", self.target.path.name, describe(outlook))
 
+    def _keep_draft(self, models: Both[ModelSpec]) -> Both[ModelSpec]:
+        """Return the models with a draft that stays in memory beside a target that streams.
+
+        The system drops what it can read again, and that is all of a mapped file. So the draft's
+        file is locked, as it is: repacked weights would not be those of the file, and gain nothing
+        in decodes of one token. Where the system does not let qdraft lock that much, the draft is
+        read into memory of its own.
+        """
+        draft = models.draft
+        if draft is None or draft.params.load_mode != "auto" or _is_same(models.target, draft):
+            return models
+        if can_hold() and not draft.params.extra_buffers:
+            pages = HeldPages(stretches_to_hold(draft, whole=True))
+            self._resources.callback(pages.close)
+            pages.hold(pages.size)
+            if not pages.refusal:
+                self._draft_pages = pages
+                params = replace(draft.params, extra_buffers=False)
+                return Both(models.target, replace(draft, params=params))
+            pages.close()
+        return Both(models.target, replace(draft, params=replace(draft.params, load_mode="none")))
+
     def _hold_weights(self) -> None:
         """Keep a part of the target's mapped weights in memory if they do not fit."""
         target = self.spec.models.target
         if self.residency.n_streamed and target.params.load_mode == "auto":
-            self.held = HeldWeights(target, self.contexts, self.residency.draft)
+            self.held = HeldWeights(target, self.contexts, self.residency.draft, self._draft_pages)
             self._resources.callback(self.held.close)
 
     def _warn(self, target: Facts) -> None:
@@ -406,7 +433,10 @@ class Pair:
     def observe(self, round: Round) -> None:
         """Take in a round; use fewer threads if the rounds show that other programs use the CPU."""
         if self.held:
-            self.held.observe()
+            source, lent_before = KINDS["model"].source, self.held.lent
+            self.held.observe(wanted=would_draft(self.learned, source))
+            if self.held.lent and not lent_before:
+                self.learned.costs.expect_restart(source, self.held.lent)
         self.threads.watch(round)
 
     def save_costs(self) -> None:
@@ -461,17 +491,6 @@ def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
     if models.draft and facts.draft:
         draft = replace(models.draft, path=facts.draft.path)
     return Both(replace(models.target, path=facts.target.path), draft)
-
-
-def _keep_draft(models: Both[ModelSpec]) -> Both[ModelSpec]:
-    """Return the models with a draft that is read into memory, where the target cannot push it out.
-
-    The system drops what it can read again, and that is all of a mapped file.
-    """
-    draft = models.draft
-    if draft is None or draft.params.load_mode != "auto" or _is_same(models.target, draft):
-        return models
-    return Both(models.target, replace(draft, params=replace(draft.params, load_mode="none")))
 
 
 def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:

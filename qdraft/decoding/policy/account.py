@@ -19,7 +19,7 @@ class Account:
     The bound. ``balance`` starts at F = ``first_balance``. Income raises it to F at most and gains
     to M = ``most_balance`` at most. A round drafts only if losing all of its draft costs at most
     ``stake`` of the balance, so the balance falls below 0 only if a round costs more than was
-    known. Over any N tokens
+    known, or by the rent of the last draft. Over any N tokens
 
         time beyond N = balance(start) - balance(end) + income of these tokens, at most
                       <= M + N income,

@@ -77,6 +77,10 @@ class CostTable:
     to build). Its times count only if no others are known, or if the others are old. After a pause
     of more than ``n_pause`` rounds it may cost far more, for example because its weights have left
     memory. What it costs then beyond its rows is the cost of a restart.
+
+    ``rents`` has, by source, the share of a target pass that a draft costs by being in memory: what
+    a target that does not fit would save with the same memory. Without the draft a token takes
+    1 - rent, so what a round with it spends counts 1 / (1 - rent) times.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class CostTable:
         self._v: dict[int, _Figure] = {}
         self._restart: dict[str, tuple[float, int]] = {}  # with the round of the measurement
         self._drafted_at: dict[str, int] = {}  # round of the last draft of a source
+        self.rents: dict[str, float] = {}
         self._n_rounds = 0
         self.n_since_alone = 0  # tokens since the target was last timed alone
         self._drafted_last = False
@@ -179,7 +184,8 @@ class CostTable:
             n = round.times.target_s / target_s if round.n_reread else float(round.n_emitted)
             return RoundCost(RoundKind.PLAIN, n)
         reading = self._reading_of(round, target_s)
-        return RoundCost(RoundKind.DRAFTED, round.times.total_s / target_s - reading, reading)
+        spent = round.times.total_s / target_s - reading
+        return RoundCost(RoundKind.DRAFTED, spent / (1 - self.rent(round.source)), reading)
 
     def _reading_of(self, round: Round, target_s: float) -> float:
         """Target tokens of time in which the drafter first read the text: no more than expected."""
@@ -265,6 +271,15 @@ class CostTable:
         beyond, measured_at = self._restart[source]
         return beyond * self._fade(measured_at, self._n_half(full=True))
 
+    def rent(self, source: str) -> float:
+        """Share of a target pass that drafts of this source cost by being in memory, below 1."""
+        return self.rents.get(source, 0.0)
+
+    def expect_restart(self, source: str, price: float) -> None:
+        """Take note that the next draft of this source is a restart of this price."""
+        self._restart[source] = (price, self._n_rounds)
+        self._drafted_at.pop(source, None)
+
     def is_restart(self, source: str) -> bool:
         """True if this source has not drafted for more than ``n_pause`` rounds, or never."""
         drafted_at = self._drafted_at.get(source)
@@ -273,7 +288,8 @@ class CostTable:
     def risk(self, source: str, n_draft: int, n_reread: int = 0) -> float:
         """What a draft of ``n_draft`` tokens loses if none is accepted, at the full price.
 
-        The target reads ``n_reread`` tokens again in the same decode, with a draft or without.
+        The target reads ``n_reread`` tokens again in the same decode, with a draft or without. The
+        rent is not in it, which a draft of any length costs.
         """
         alone = 1 + n_reread
         beyond = self.v(alone + n_draft, full=True) - self.v(alone, full=True)

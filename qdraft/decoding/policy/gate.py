@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qdraft.decoding.policy.learned import Learned
+from qdraft.decoding.records import MAX_N_DRAFT
 
 
 class Gate(Protocol):
@@ -99,7 +100,9 @@ class CostGate:
        win back the time to read, and what earlier readings still owe, within the tokens that may
        still come (``n_horizon`` at most); or if the stake covers both. There is no hope in this.
        The same holds for the cost of a restart after a pause, which the stake must cover too.
-    4. No token below ``p_min`` is offered.
+    4. Rent. A draft that takes memory from a target that does not fit is worth it only if the best
+       speed with it, times 1 - rent, is above that of the target alone (``CostTable.rents``).
+    5. No token below ``p_min`` is offered.
     """
 
     weighs_confidence = True
@@ -133,7 +136,11 @@ class CostGate:
             return self._pays_off(outlook, self._reach * outlook.alpha, n_paid=0)
         hope = self._learned.constants.hope * self._learned.account.confidence
         chance = self._learned.acceptance.overall(source, hope)
-        return self._pays_off(outlook, chance, n_paid=0) and self._may_start(source, n_behind)
+        return (
+            self._pays_off(outlook, chance, n_paid=0)
+            and self._pays_rent(source, chance, outlook.n_most)
+            and self._may_start(source, n_behind)
+        )
 
     def take(self, source: str, confidence: float) -> bool:
         if confidence < self._p_min:
@@ -191,6 +198,11 @@ class CostGate:
                 break  # no longer draft is faster
         return best
 
+    def _pays_rent(self, source: str, alpha: float, n_most: int) -> bool:
+        """True if drafts are worth the memory that they take (bound 4)."""
+        rent = self._costs.rent(source)
+        return not rent or self._best_speed(source, alpha, n_most) * (1 - rent) > 1
+
     def _may_start(self, source: str, n_behind: int) -> bool:
         """True if what a first row costs beyond itself is worth it (bound 3)."""
         needed = self._costs.restart(source)
@@ -200,4 +212,11 @@ class CostGate:
             return True
         outlook = self._outlook(source)
         speed = self._best_speed(source, outlook.alpha, outlook.n_most, full=True)
+        speed *= 1 - self._costs.rent(source)
         return self._costs.complete and self._n_horizon * (1 - 1 / speed) > needed
+
+
+def would_draft(learned: Learned, source: str) -> bool:
+    """Tell whether a draft of this source would pay off now, in a text that goes on."""
+    n_horizon = learned.constants.n_horizon
+    return CostGate(learned, MAX_N_DRAFT, n_to_come=n_horizon).more(source)
