@@ -202,6 +202,21 @@ class TestSequence:
         row = sequence.eval(self.TEXT[20:40], 1)[0]
         assert difference(row, expected[39]) < NOISE
 
+    def test_tokens_before_a_checkpoint_are_not_taken_back_under_it(
+        self, open_context: Callable[[str], LlamaContext]
+    ) -> None:
+        sequence = open_context("lfm2").sequence()
+        expected = rows_alone(sequence, self.TEXT[:30])
+        sequence.truncate(0)
+        sequence.eval([*self.TEXT[:19], 5], 1)
+        sequence.checkpoint()
+        sequence.truncate(19)  # the last decode holds it, but the checkpoint shares its state
+        sequence.eval(self.TEXT[sequence.n_past : 20], 1)
+        sequence.eval([5, 5, 5, 5, 5, 5], 1)
+        sequence.truncate(20)  # the checkpoint is of another text
+        row = sequence.eval(self.TEXT[sequence.n_past : 30], 1)[0]
+        assert difference(row, expected[29]) < NOISE
+
     def test_a_checkpoint_after_a_rollback_is_of_the_tokens_that_stayed(
         self, open_context: Callable[[str], LlamaContext]
     ) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,8 @@ class StateSequence(LlamaSequence):
             raise
         except QDraftError:
             # The state may have read some of the tokens.
-            self._go_back(self.n_past)
+            with suppress(EngineError):  # of a lost server, which is the error already
+                self._go_back(self.n_past)
             raise
         self._n_decoded, self._is_rolled_back = len(tokens), False
 
@@ -89,6 +91,8 @@ class StateSequence(LlamaSequence):
         memory = self.context.memory
         self._lib.llama_memory_seq_cp(memory, self.id, self.checkpoint_id, -1, -1)
         self._marked = self.n_past
+        # Taking back tokens before the checkpoint would move the state that it shares.
+        self._n_decoded = 0
 
     def release_checkpoint(self) -> None:
         """Forget the checkpoint, so that its id is free."""
@@ -121,7 +125,8 @@ class StateSequence(LlamaSequence):
 
     def close(self) -> None:
         if not self._closed and not self.context.closed:
-            self.release_checkpoint()
+            with suppress(EngineError):  # the memory of a lost server is lost with it
+                self.release_checkpoint()
         self._places.clear()
         super().close()
 
