@@ -22,6 +22,7 @@ from qdraft.paths import cache_dir
 TOOLS = (
     "llama-speculative-simple",
     "llama-server",
+    "llama-cli",
     "llama-bench",
     "llama-imatrix",
     "llama-quantize",

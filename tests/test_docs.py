@@ -32,11 +32,15 @@ FOREIGN = {
     "--force-reinstall",
     "--no-cache-dir",
     "--no-deps",
+    "--models-preset",
     "--no-repack",
     "--page",
     "--quick",
+    "--spec-draft-model",
     "--spec-draft-n-max",
+    "--spec-draft-n-min",
     "--spec-draft-p-min",
+    "--spec-type",
 }
 
 

@@ -19,6 +19,7 @@ from qdraft.cli.command import QdraftCommand, QdraftGroup
 from qdraft.cli.compare import compare
 from qdraft.cli.devices import devices
 from qdraft.cli.explain import explain
+from qdraft.cli.export import export_pair
 from qdraft.cli.inspect import inspect
 from qdraft.cli.make import make
 from qdraft.cli.pair_command import PairCommand
@@ -53,6 +54,7 @@ app.command()(explain)
 app.command()(inspect)
 app.command()(devices)
 app.command(cls=PairCommand)(plan)
+app.command("export", cls=PairCommand)(export_pair)
 app.command("rpc-server")(rpc_server)
 app.add_typer(models.app, cls=QdraftGroup)
 for _each in (*app.registered_commands, *models.app.registered_commands):

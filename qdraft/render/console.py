@@ -106,14 +106,18 @@ class LogToTalk(logging.Handler):
 
 
 def show_json(report: dict[str, Any]) -> None:
-    """Print one object on one line of stdout.
+    """Print one object on one line of stdout, as ``json_text`` writes it."""
+    print(json_text(report), flush=True)
 
-    Characters are escaped if they have no glyph or the stream cannot take Unicode. Dataclasses
-    become objects, paths become text, and figures that are not finite become null.
+
+def json_text(report: dict[str, Any]) -> str:
+    """Return one object on one line.
+
+    Characters are escaped if they have no glyph or stdout cannot take Unicode. Dataclasses become
+    objects, paths become text, and figures that are not finite become null.
     """
     utf8 = "utf" in (sys.stdout.encoding or "").lower()
-    text = dump_json(_plain(report), ascii_only=not utf8, allow_nan=False)
-    print(text, flush=True)
+    return dump_json(_plain(report), ascii_only=not utf8, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
