@@ -121,6 +121,29 @@ class TestAnswers:
         assert few["timings"]["n_draft"] == 2
         assert alone["choices"][0]["message"]["content"] == ALPHABET[:6]
 
+    def test_log_probabilities(self, service: Service) -> None:
+        asked = {"max_tokens": 2, "logprobs": True, "top_logprobs": 2}
+        whole = service.chat(**asked).json["choices"][0]["logprobs"]["content"]
+        assert [each["token"] for each in whole] == ["b", "c"]
+        assert [each["bytes"] for each in whole] == [[98], [99]]
+        assert all(-1e-6 < each["logprob"] <= 0 for each in whole)
+        assert [len(each["top_logprobs"]) for each in whole] == [2, 2]
+        assert whole[0]["top_logprobs"][0]["logprob"] == whole[0]["logprob"]
+        parts = service.chat(stream=True, **asked).parts
+        streamed = [part["choices"][0]["logprobs"] for part in parts]
+        assert [each["content"][0] for each in streamed if each] == whole
+        plain = service.chat(max_tokens=2, logprobs=True).json["choices"][0]["logprobs"]
+        assert [each["top_logprobs"] for each in plain["content"]] == [[], []]
+        asked = {"prompt": "a", "max_tokens": 3, "logprobs": 1}
+        lists = service.ask("/v1/completions", asked).json["choices"][0]["logprobs"]
+        assert (lists["tokens"], lists["text_offset"]) == (["b", "c", "d"], [0, 1, 2])
+        assert [list(each) for each in lists["top_logprobs"]] == [["b"], ["c"], ["d"]]
+        parts = service.ask("/v1/completions", {**asked, "stream": True}).parts
+        offsets = [part["choices"][0]["logprobs"]["text_offset"] for part in parts[:-1]]
+        assert offsets == [[0], [1], [2]]
+        own = service.ask("/completion", {"prompt": "a", "n_predict": 2, "n_probs": 1}).json
+        assert [each["id"] for each in own["completion_probabilities"]] == [2, 3]
+
     def test_words(self, service: Service) -> None:
         asked = {"content": "ab é"}
         assert service.ask("/tokenize", asked).json == {"tokens": [1, 2, 27, 28]}
@@ -192,6 +215,8 @@ class TestFields:
             ({"logit_bias": 3}, "logit_bias"),
             ({"mirostat": 2}, "mirostat"),
             ({"best_of": 3}, "best_of"),
+            ({"top_logprobs": 3}, "top_logprobs"),
+            ({"logprobs": 3}, "logprobs"),
             ({"dry_sequence_breakers": [1]}, "dry_sequence_breakers"),
             ({"xtc_probability": 2}, "xtc_probability"),
             ({"reasoning_format": "loud"}, "reasoning_format"),

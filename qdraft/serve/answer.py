@@ -108,8 +108,9 @@ class Answer:
             begun.add(event.index)
             parts += shape.head(event.index)
         if isinstance(event, Written):
-            for chunk in event.chunks:
-                parts += shape.pieces(event.index, chunk)
+            entries = event.entries or (None,) * len(event.chunks)
+            for chunk, entry in zip(event.chunks, entries, strict=True):
+                parts += shape.pieces(event.index, chunk, entry)
         elif isinstance(event, Outcome):
             outcomes.append(event)
             parts += shape.last(event)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qdraft.decoding.records import DecodeParams, SamplingParams
+from qdraft.decoding.records import Chunk, DecodeParams, SamplingParams
 from qdraft.errors import QDraftError
 from qdraft.llama.chat_template import TemplateOptions
 from qdraft.serve.errors import ApiError, invalid, not_supported, too_long, translate
+from qdraft.serve.logprobs import entry
 from qdraft.serve.mailbox import Failed, Finished, Mailbox, Outcome, Written
 from qdraft.serve.metrics import Metrics
 from qdraft.serve.models import Loaded
@@ -102,10 +103,13 @@ class TextJob(Job):
 
     def _write(self, index: int, text: Generation, loaded: Loaded, decode: DecodeParams) -> None:
         """Write one text, a round at a time; stop where it is if nobody waits for it."""
+        known: list[dict[str, Any]] = []
         try:
             loaded.kept.make_room(len(text.prompt))
             while not self.is_cancelled and (chunks := text.step()):
-                self.mailbox.put(Written(index, tuple(chunks)))
+                entries = self._entries(chunks, loaded)
+                known += [each for each in entries if each is not None]
+                self.mailbox.put(Written(index, tuple(chunks), entries))
                 loaded.kept.make_room(len(text.prompt) + len(text.tokens))
         finally:
             text.close()
@@ -124,8 +128,18 @@ class TextJob(Job):
             decode.most_drafted,
             text.seed,
             summary,
+            None if self._request.n_top is None else tuple(known),
         )
         self.mailbox.put(outcome)
+
+    def _entries(
+        self, chunks: Sequence[Chunk], loaded: Loaded
+    ) -> tuple[dict[str, Any] | None, ...]:
+        """Return the log-probabilities of chunks; none if the client does not ask for them."""
+        n_top, vocab = self._request.n_top, loaded.pair.vocab
+        if n_top is None:
+            return ()
+        return tuple(entry(each, n_top, lambda t: vocab.piece(t, special=True)) for each in chunks)
 
 
 def params_for(request: TextRequest, loaded: Loaded) -> tuple[SamplingParams, DecodeParams]:

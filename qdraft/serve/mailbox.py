@@ -14,10 +14,14 @@ from qdraft.serve.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The chunks of one round of the text ``index``."""
+    """The chunks of one round of the text ``index``.
+
+    ``entries`` are the log-probabilities of each chunk's token, if the client asks for them.
+    """
 
     index: int
     chunks: tuple[Chunk, ...]
+    entries: tuple[dict[str, Any] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Outcome:
     n_most_drafted: int
     seed: int
     summary: Summary
+    entries: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

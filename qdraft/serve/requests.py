@@ -16,6 +16,7 @@ from qdraft.serve.tools import AUTO, read_tools
 CHAT, COMPLETION, NATIVE = "chat", "completion", "native"
 MOST_CHOICES = 128  # choices of one request
 _MOST_STOPS = 64
+_MOST_TOP = 100  # likeliest tokens beside each token
 
 Prompt = str | tuple[int, ...]
 
@@ -74,10 +75,11 @@ class TextRequest:
     ``kind`` is the shape of the answer: CHAT, COMPLETION or NATIVE (llama-server's /completion).
     A chat has ``messages`` and no prompts; ``variables`` are those of its template, and
     ``continue_last`` says that the last message is the beginning of the answer, as in llama-server.
-    ``sampling`` and ``decode`` are the parameters that the
-    request sets, by the names of ``SamplingParams`` and ``DecodeParams``. ``ping_s`` is the time
-    between the comments of a stream that has nothing to say, in seconds; None is the server's, 0
-    none. ``origins`` adds to each chunk where its token comes from.
+    ``split_reasoning`` None leaves that to the server. ``sampling`` and ``decode`` are the
+    parameters that the request sets, by the names of ``SamplingParams`` and ``DecodeParams``.
+    ``n_top`` is the number of likeliest tokens to report beside each token; None reports neither.
+    ``ping_s`` is the time between the comments of a stream that has nothing to say, in seconds;
+    None is the server's, 0 none. ``origins`` adds to each chunk where its token comes from.
     """
 
     kind: str
@@ -93,6 +95,7 @@ class TextRequest:
     decode: Mapping[str, Any] = field(default_factory=dict)
     ignore_eos: bool = False
     n: int = 1
+    n_top: int | None = None
     stream: bool = False
     include_usage: bool = False
     reuse: bool = True
@@ -108,13 +111,15 @@ class TextRequest:
 def read_request(kind: str, fields: Fields) -> TextRequest:
     """Return the request. Raises ApiError or ParameterError, which name the field."""
     _refuse_missing(fields)
+    n_top = _read_n_top(kind, fields)
     request = TextRequest(
         kind=kind,
         model=fields.text("model"),
         prompts=() if kind == CHAT else read_prompts(fields),
         **(read_chat(fields) if kind == CHAT else {}),
         sampling=_read_sampling(fields),
-        decode=_read_decode(fields),
+        decode={**_read_decode(fields), **({} if n_top is None else {"logprobs": max(1, n_top)})},
+        n_top=n_top,
         ignore_eos=fields.flag("ignore_eos") or False,
         n=fields.integer("n", 1, MOST_CHOICES) or 1,
         stream=fields.flag("stream") or False,
@@ -239,6 +244,20 @@ def _read_decode(fields: Fields) -> dict[str, Any]:
     if n_draft is not None:
         decode["n_draft"] = n_draft
     return decode
+
+
+def _read_n_top(kind: str, fields: Fields) -> int | None:
+    """Return how many likeliest tokens to report beside each token; None for neither."""
+    if kind == NATIVE:
+        return fields.integer("n_probs", 0, _MOST_TOP) or None
+    if kind == COMPLETION:
+        return fields.integer("logprobs", 0, _MOST_TOP)
+    n_top = fields.integer("top_logprobs", 0, _MOST_TOP)
+    if fields.flag("logprobs"):
+        return n_top or 0
+    if n_top:
+        raise invalid("top_logprobs needs logprobs true", "top_logprobs")
+    return None
 
 
 def _read_stops(fields: Fields) -> tuple[str, ...]:

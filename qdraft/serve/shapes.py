@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from qdraft.decoding.records import Chunk, FinishReason
 from qdraft.llama.native import build_id
+from qdraft.serve.logprobs import as_lists
 from qdraft.serve.mailbox import Outcome
 from qdraft.serve.requests import CHAT, NATIVE, TextRequest
 from qdraft.serve.tools import AUTO, ForcedReader, ToolReader
@@ -85,8 +87,11 @@ class Shape:
         """Return what comes before the first chunk of a text."""
         return []
 
-    def pieces(self, index: int, chunk: Chunk) -> list[Json]:
-        """Return the parts of a stream for one chunk; none if it has nothing to say."""
+    def pieces(self, index: int, chunk: Chunk, entry: Json | None = None) -> list[Json]:
+        """Return the parts of a stream for one chunk; none if it has nothing to say.
+
+        ``entry`` is the log-probability of its token, if the client asks.
+        """
         raise NotImplementedError
 
     def last(self, outcome: Outcome) -> list[Json]:
@@ -134,8 +139,8 @@ class ChatShape(Shape):
             self._readers[index] = self._reader()
         return [self._piece(index, {"role": "assistant", "content": None})]
 
-    def pieces(self, index: int, chunk: Chunk) -> list[Json]:
-        if self._says_nothing(chunk):
+    def pieces(self, index: int, chunk: Chunk, entry: Json | None = None) -> list[Json]:
+        if self._says_nothing(chunk) and entry is None:
             return []
         deltas: list[Json] = []
         if chunk.reasoning:
@@ -144,7 +149,12 @@ class ChatShape(Shape):
             deltas += reader.push(chunk.text)
         elif chunk.text or not deltas:
             deltas.append({"content": chunk.text})
-        return [{**self._piece(index, delta), **self._origin(chunk)} for delta in deltas]
+        if entry is not None and not deltas:  # a reader holds the text back
+            deltas.append({})
+        pieces = [{**self._piece(index, delta), **self._origin(chunk)} for delta in deltas]
+        if entry is not None:
+            pieces[0]["choices"][0]["logprobs"] = {"content": [entry]}
+        return pieces
 
     def last(self, outcome: Outcome) -> list[Json]:
         reader = self._readers.get(outcome.index)
@@ -178,7 +188,7 @@ class ChatShape(Shape):
         return {
             "index": outcome.index,
             "message": message,
-            "logprobs": None,
+            "logprobs": None if outcome.entries is None else {"content": list(outcome.entries)},
             "finish_reason": _finish_of_chat(outcome, reader),
         }
 
@@ -202,10 +212,18 @@ class ChatShape(Shape):
 class CompletionShape(Shape):
     """/v1/completions."""
 
-    def pieces(self, index: int, chunk: Chunk) -> list[Json]:
-        if self._says_nothing(chunk):
+    def __init__(self, request: TextRequest, model: str) -> None:
+        super().__init__(request, model)
+        self._n_written: Counter[int] = Counter()  # characters of each text in a stream
+
+    def pieces(self, index: int, chunk: Chunk, entry: Json | None = None) -> list[Json]:
+        if self._says_nothing(chunk) and entry is None:
             return []
-        return [{**self._frame(), "choices": [_choice(index, chunk.text)], **self._origin(chunk)}]
+        choice = _choice(index, chunk.text)
+        if entry is not None:
+            choice["logprobs"] = as_lists([entry], self._n_written[index])
+            self._n_written[index] += len(entry["token"])
+        return [{**self._frame(), "choices": [choice], **self._origin(chunk)}]
 
     def last(self, outcome: Outcome) -> list[Json]:
         choice = _choice(outcome.index, "", finish_of(outcome))
@@ -213,6 +231,8 @@ class CompletionShape(Shape):
 
     def whole(self, outcomes: Sequence[Outcome]) -> Json:
         choices = [_choice(each.index, each.text, finish_of(each)) for each in outcomes]
+        for choice, each in zip(choices, outcomes, strict=True):
+            choice["logprobs"] = None if each.entries is None else as_lists(each.entries)
         return {
             **self._frame(),
             "choices": choices,
@@ -233,12 +253,18 @@ class CompletionShape(Shape):
 class NativeShape(Shape):
     """llama-server's /completion."""
 
-    def pieces(self, index: int, chunk: Chunk) -> list[Json]:
-        if self._says_nothing(chunk):
+    def pieces(self, index: int, chunk: Chunk, entry: Json | None = None) -> list[Json]:
+        if self._says_nothing(chunk) and entry is None:
             return []
         tokens = [] if chunk.token is None else [chunk.token]
         return [
-            {"content": chunk.text, "tokens": tokens, "stop": False, **self._origin(chunk)},
+            {
+                "content": chunk.text,
+                "tokens": tokens,
+                "stop": False,
+                **_probabilities([entry] if entry else None),
+                **self._origin(chunk),
+            }
         ]
 
     def last(self, outcome: Outcome) -> list[Json]:
@@ -263,6 +289,7 @@ class NativeShape(Shape):
             "truncated": False,
             "stop_type": _STOP_TYPES.get(outcome.finish, "limit"),
             "stopping_word": "",
+            **_probabilities(None if self._request.stream else outcome.entries),
             "generation_settings": {"seed": outcome.seed, "n_draft": outcome.n_most_drafted},
             "timings": timings(outcome),
         }
@@ -277,6 +304,10 @@ def shape_for(request: TextRequest, model: str) -> Shape:
 def _finish_of_chat(outcome: Outcome, reader: ToolReader | None) -> str:
     finish = finish_of(outcome)
     return "tool_calls" if reader and reader.n_calls and finish == "stop" else finish
+
+
+def _probabilities(entries: Sequence[Json] | None) -> Json:
+    return {"completion_probabilities": list(entries)} if entries else {}
 
 
 def _choice(index: int, text: str, finish: str | None = None) -> Json:
