@@ -69,19 +69,28 @@ def common_options(target: Path, draft: Path | None, setting: Setting) -> list[s
 class Server:
     """A llama-server on a free port of this machine; ``close`` ends it."""
 
-    def __init__(self, target: Path, draft: Path | None = None, setting: Setting | None = None):
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | None = None,
+        setting: Setting | None = None,
+        n_parallel: int = 1,
+    ) -> None:
+        """``n_parallel`` texts are decoded in one batch, each with a context of N_CTX tokens."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+            self.port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         options = common_options(target, draft, setting or Setting())
         address = [
             "--host",
             "127.0.0.1",
             "--port",
-            str(self._port),
+            str(self.port),
             "--parallel",
-            "1",
+            str(n_parallel),
+            "-c",
+            str(n_parallel * N_CTX),
             "--no-webui",
         ]
         self._process = subprocess.Popen(
@@ -91,7 +100,7 @@ class Server:
             if self._process.poll() is not None:
                 break
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=2):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
@@ -113,7 +122,7 @@ class Server:
             "cache_prompt": False,
         }
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}/completion",
+            f"http://127.0.0.1:{self.port}/completion",
             json.dumps(asked).encode(),
             {"Content-Type": "application/json"},
         )
