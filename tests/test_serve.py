@@ -25,6 +25,11 @@ from qdraft.serve.requests import CHAT, TextRequest, read_request
 from qdraft.serve.shapes import ChatShape
 from qdraft.serve.tools import ToolReader
 
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "leap")
+]
+
 ALPHABET = "bcdefghijklmnopqrstuvwxyz"
 
 
@@ -263,6 +268,20 @@ class TestFields:
         assert service.ask("/v1/nothing").error["type"] == "not_found_error"
         assert service.ask("/v1/chat/completions").status == 405
 
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"grammar": "root ::= [a]"}, "grammar"),
+            ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ],
+    )
+    def test_no_form_is_ignored(self, service: Service, fields: Any, param: str) -> None:
+        reply = service.chat(**fields)
+        assert (reply.status, reply.error["param"]) == (501, param)
+        assert service.chat(response_format={"type": "text"}, max_tokens=1).status == 200
+        assert service.chat(response_format={"type": "xml"}).status == 400
+
     def test_values_that_ask_for_nothing_are_let_through(self) -> None:
         fields = Fields(
             {"messages": [{"role": "user", "content": "a"}], "mirostat": 0, "echo": False}
@@ -270,12 +289,6 @@ class TestFields:
         assert read_request(CHAT, fields).n == 1
         with pytest.raises(ApiError, match="does not have echo"):
             read_request(CHAT, Fields({"messages": [], "echo": True}))
-
-
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("look", "leap")
-]
 
 
 class TestTools:

@@ -109,7 +109,8 @@ class TextJob(Job):
             while not self.is_cancelled and (chunks := text.step()):
                 entries = self._entries(chunks, loaded)
                 known += [each for each in entries if each is not None]
-                self.mailbox.put(Written(index, tuple(chunks), entries))
+                if self._request.stream:  # else nobody is to be woken
+                    self.mailbox.put(Written(index, tuple(chunks), entries))
                 loaded.kept.make_room(len(text.prompt) + len(text.tokens))
         finally:
             text.close()
