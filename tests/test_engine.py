@@ -239,9 +239,9 @@ class TestDraftLimits:
     ) -> None:
         path = tiny.mixture(tmp_path / "m.gguf")
         params = EngineParams(n_ctx=64, n_threads=1)
-        with Pair(PairSpec.of(path, path, params, replace(params, cache_type_k="f32"))) as pair:
+        with Pair(PairSpec.of(path, path, params, replace(params, cache_type_k="bf16"))) as pair:
             assert not pair.kv.shared
-        assert "the draft's KV cache is f32 and f16 and the target's f16, so they" in caplog.text
+        assert "the draft's KV cache is bf16 and f16 and the target's f16, so they" in caplog.text
         caplog.clear()
         with Pair(PairSpec.of(path, path, params)):
             assert "KV cache" not in caplog.text

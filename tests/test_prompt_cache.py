@@ -203,6 +203,8 @@ def test_run(files: tuple[Path, Path], tmp_path: Path) -> None:
     again = qdraft(*args, "--check")
     assert f"info: 8 of 8 tokens of the prompt are in {path}" in again.stderr
     assert "same as the target alone" in again.stderr
+    full = qdraft(*args[: args.index("-n")], "-n", "-1", *args[args.index("-n") + 2 :])
+    assert "warning: the context of 64 tokens is full (prompt 8, text 56), so" in full.stderr
     path.write_bytes(b"ggsn")
     assert "is not a prompt cache of this version of qdraft" in one_error(qdraft(*args), 2)
     for option in ("--prompt-cache-ro", "--prompt-cache-all"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ from qdraft.cli.options.prompt_cache import PromptCacheOptions
 from qdraft.cli.options.sampling import SamplingOptions
 from qdraft.cli.options.template import ChatTemplateOptions
 from qdraft.cli.options.text import TextOptions
-from qdraft.decoding.records import Chunk
+from qdraft.decoding.records import Chunk, FinishReason
 from qdraft.errors import QDraftError, UsageError
 from qdraft.llama.progress import no_progress
 from qdraft.render.console import TextStream, show_json, talk_console
@@ -31,6 +32,8 @@ from qdraft.session.endless import ban_ends
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Pair
 from qdraft.session.session import Session
+
+log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 
@@ -145,6 +148,14 @@ def show_text(
         _show_figures(pair, generation, output, None, stream)
         raise
     _show_figures(pair, generation, output, check, stream)
+    if generation.finish_reason is FinishReason.CONTEXT_FULL:
+        log.warning(
+            "the context of %d tokens is full (prompt %d, text %d), so the text ends here: raise "
+            "--ctx-size, or shorten the prompt",
+            pair.contexts.target.n_ctx,
+            len(generation.prompt),
+            len(generation.tokens),
+        )
     return status
 
 

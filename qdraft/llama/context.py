@@ -92,6 +92,8 @@ class LlamaContext:
 
     def _native_params(self, params: EngineParams, n_ctx: int, n_rows: int) -> Any:
         """Return the llama_context_params that ``params`` describe."""
+        from gguf import GGMLQuantizationType
+
         native_params = self._lib.llama_context_default_params()
         native_params.n_ctx = n_ctx
         native_params.n_batch = max(params.n_batch, n_rows)
@@ -99,8 +101,9 @@ class LlamaContext:
         native_params.n_outputs_max = n_rows  # else llama.cpp reserves room for n_ubatch rows
         native_params.n_threads = self.n_threads
         native_params.n_threads_batch = self.n_threads_batch
-        native_params.type_k = getattr(self._lib, f"GGML_TYPE_{params.cache_type_k.upper()}")
-        native_params.type_v = getattr(self._lib, f"GGML_TYPE_{params.cache_type_v.upper()}")
+        # By gguf, because llama-cpp-python has no name for BF16.
+        native_params.type_k = int(GGMLQuantizationType[params.cache_type_k.upper()])
+        native_params.type_v = int(GGMLQuantizationType[params.cache_type_v.upper()])
         native_params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[params.flash_attn]
         native_params.swa_full = True  # a windowed cache loses cells that a rollback needs
         native_params.n_seq_max = 2 * N_TEXTS_OF_STATES if self.model.has_state else N_IDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,8 +17,9 @@ from qdraft.decoding.engine import n_common
 from qdraft.decoding.records import Chunk
 from qdraft.disk import require_space
 from qdraft.errors import EngineError, PairError, UsageError
-from qdraft.gguf.facts import Facts, read_facts
+from qdraft.gguf.facts import read_facts
 from qdraft.llama.native import build_id
+from qdraft.llama.params import EngineParams
 from qdraft.paths import new_file
 from qdraft.session.generation import Generation
 from qdraft.session.pair import Pair
@@ -192,19 +193,25 @@ def _identify(pair: Pair) -> dict[str, str]:
     template = pair.vocab.chat_template.encode("utf-8", "replace")
     is_scaled = any("scaling" in key for key in facts.rope)  # the scale may follow the context
     return {
-        "model": _digest_model(facts),
+        "model": _digest_files(facts.parts or (facts.path,)),
         "chat template": hashlib.sha256(template).hexdigest(),
         "build of llama.cpp": build_id(),
         "cache type": f"{params.cache_type_k} {params.cache_type_v}",
         "setting of flash attention": params.flash_attn,
+        "set of LoRA adapters": _digest_adapters(params),
         "context size": str(context.n_ctx) if is_scaled else "any",
     }
 
 
-def _digest_model(facts: Facts) -> str:
-    """Return a digest of a model's files: their sizes, and samples from beginning to end."""
+def _digest_adapters(params: EngineParams) -> str:
+    adapters = getattr(params, "lora", ())
+    return " ".join(f"{_digest_files([Path(path)])} {scale}" for path, scale in adapters)
+
+
+def _digest_files(paths: Iterable[Path]) -> str:
+    """Return a digest of files: their sizes, and samples from beginning to end."""
     digest = hashlib.sha256()
-    for path in facts.parts or (facts.path,):
+    for path in paths:
         n_bytes = path.stat().st_size
         digest.update(f"{n_bytes} ".encode())
         with path.open("rb") as file:
