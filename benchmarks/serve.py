@@ -9,7 +9,7 @@ weights; qdraft writes one text after another. The overhead is the time of a tex
 server over that of the same text by the library, which is what `qdraft run` uses. The second turn
 of a conversation counts the prompt tokens that the server read.
 
-    python benchmarks/serve.py --json FILE            # about 7 minutes on two cores
+    python benchmarks/serve.py --json FILE            # about 5 minutes on two cores
     python benchmarks/serve.py --quick                # one prompt, one client
 """
 
@@ -153,21 +153,27 @@ def best_setting(files: tuple[Path, Path], prompt: Sequence[int], n: int) -> dic
 def measure_overhead(
     ours: OurServer, pair: Pair, prompts: Sequence[Sequence[int]], n: int
 ) -> list[tuple[float, float]]:
-    """Seconds of the same greedy text by the server and by the library, in turns."""
+    """Seconds of the same greedy text of the target by the server and by the library, in turns."""
     sampling = ban_ends(SamplingParams(temperature=0), pair.vocab)
-    decode = DecodeParams(n_predict=n, draft_policy="fixed", n_draft=3, seed=1)
-    times = []
-    for prompt in prompts:
-        started = time.perf_counter()
-        session = pair.session()
-        session.generate(list(prompt), sampling, decode).read()
-        session.close()
-        by_library = time.perf_counter() - started
+    decode = DecodeParams(n_predict=n, n_draft=0, seed=1)  # drafts follow the clock
+
+    def by_library(prompt: Sequence[int]) -> None:
+        with pair.session() as session:
+            session.generate(list(prompt), sampling, decode).read()
+
+    def by_server(prompt: Sequence[int]) -> None:
         body = {"prompt": list(prompt), "n_predict": n, "temperature": 0, "ignore_eos": True}
-        started = time.perf_counter()
-        ours.post("/completion", {**body, "cache_prompt": False, "n_draft": 3})
-        times.append((time.perf_counter() - started, by_library))
-        say(f"overhead: {times[-1][0]:.2f} s by the server, {by_library:.2f} s by the library")
+        ours.post("/completion", {**body, "cache_prompt": False, "n_draft": 0})
+
+    times = []
+    for k, prompt in enumerate([*prompts, *prompts]):
+        seconds = {}
+        for write in (by_server, by_library) if k % 2 else (by_library, by_server):
+            started = time.perf_counter()
+            write(prompt)
+            seconds[write] = time.perf_counter() - started
+        times.append((seconds[by_server], seconds[by_library]))
+        say(f"overhead: {times[-1][0]:.2f} s by the server, {times[-1][1]:.2f} s by the library")
     return times
 
 

@@ -18,7 +18,18 @@ from invoke import one_error, qdraft
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("starlette", reason="needs the serve extra")
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+TOP = Path(__file__).parent.parent
+
+
+def openai_block(document: str) -> str:
+    """The Python of a document that calls a server through OpenAI's client."""
+    text = (TOP / document).read_text(encoding="utf-8")
+    return next(
+        block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "openai" in block
+    )
+
+
+COUPLED = ("--verification", "coupled")
 
 
 class Running:
@@ -56,7 +67,9 @@ class Running:
 def running(smollm2: tuple[Path, Path]) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("QDRAFT_MODELS", raising=False)
-        server = Running("-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512", "-t", "1")
+        server = Running(
+            "-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512", "-t", "1", *COUPLED
+        )
     yield server
     if server.process.poll() is None:
         server.stop(signal.SIGKILL)
@@ -81,9 +94,7 @@ class TestDemoPair:
         self, running: Running, capsys: pytest.CaptureFixture[str]
     ) -> None:
         pytest.importorskip("openai", reason="needs the test extra")
-        blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-        code = next(block for block in blocks if "openai" in block)
-        code = code.replace("http://127.0.0.1:8080", running.address)
+        code = openai_block("README.md").replace("http://127.0.0.1:8080", running.address)
         code = code.replace("stream=True", "stream=True, max_tokens=8, temperature=0")
         exec(compile(code, "README", "exec"), {"__name__": "README"})
         shown = capsys.readouterr().out
@@ -92,6 +103,31 @@ class TestDemoPair:
         answer = running.ask("/v1/chat/completions", asked)
         assert shown == answer["choices"][0]["message"]["content"]
         assert answer["timings"]["cache_n"] == answer["usage"]["prompt_tokens"] - 1
+
+    def test_the_client_of_the_guide(
+        self, running: Running, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pytest.importorskip("openai", reason="needs the test extra")
+        code = openai_block("docs/guides/serve.md").replace(
+            "http://127.0.0.1:8080", running.address
+        )
+        code = code.replace('model="any"', 'model="any", max_tokens=6')
+        exec(compile(code, "guide", "exec"), {"__name__": "guide"})
+        assert "'n_draft': 4" in capsys.readouterr().out
+
+    def test_a_text_is_that_of_run_for_the_same_seed(
+        self, running: Running, smollm2: tuple[Path, Path]
+    ) -> None:
+        files = ("-m", str(smollm2[0]), "-d", str(smollm2[1]), "-c", "512", "-t", "1")
+        asked = ("-p", "Tell a story.", "-n", "24", "--seed", "5", "--json", *COUPLED)
+        text = json.loads(qdraft("run", *files, *asked).stdout)["text"]
+        messages = [{"role": "user", "content": "Tell a story."}]
+        body = {"messages": messages, "max_tokens": 24, "seed": 5, "cache_prompt": False}
+        answers = [
+            running.ask("/v1/chat/completions", {**body, **more})
+            for more in ({}, {"speculative": False}, {"n_draft": 2})
+        ]
+        assert [each["choices"][0]["message"]["content"] for each in answers] == [text] * 3
 
     def test_a_second_turn_reads_only_what_is_new(self, running: Running) -> None:
         messages = [{"role": "user", "content": "Count to three."}]
