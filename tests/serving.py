@@ -50,7 +50,7 @@ class FakePair:
         self.vocab = VOCAB
         self.draft = self.target = SimpleNamespace(path="fake.gguf", file_type="F16", n_bytes=1)
         self.models = Both(self.target, self.draft)
-        self.contexts = Both(SimpleNamespace(n_ctx=N_CTX), SimpleNamespace(n_ctx=N_CTX))
+        self.contexts = Both(*(SimpleNamespace(n_ctx=N_CTX, n_texts=7) for _ in range(2)))
         self.learned = Learned()
         self.threads = Threads([])
         self.recommended = Recommended()

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("starlette", reason="needs the serve extra")
 
-from serving import N_CTX, Service, eventually, serving
+from serving import N_CTX, FakePair, Service, eventually, serving
 
 import qdraft.serve.models
 from qdraft.decoding.records import Chunk, FinishReason, Origin
@@ -20,6 +20,7 @@ from qdraft.decoding.summary import summarize
 from qdraft.serve.errors import ApiError
 from qdraft.serve.fields import Fields
 from qdraft.serve.gate import Rules, host_name, one_spelling
+from qdraft.serve.kept import KeptSessions
 from qdraft.serve.mailbox import Outcome
 from qdraft.serve.requests import CHAT, TextRequest, read_request
 from qdraft.serve.shapes import ChatShape
@@ -477,6 +478,12 @@ class TestConversations:
             assert service.chat("cccc", max_tokens=1).json["timings"]["cache_n"] == 0
             assert service.chat("bbbbx", max_tokens=1).json["timings"]["cache_n"] == 4
             assert service.chat("aaaax", max_tokens=1).json["timings"]["cache_n"] == 0
+
+    def test_a_model_with_a_state_keeps_few(self) -> None:
+        pair = FakePair()
+        pair.contexts.target.n_texts = 2
+        kept = KeptSessions(pair, 4)  # type: ignore[arg-type]
+        assert len({id(kept.choose([token])) for token in range(1, 5)}) == 1
 
     def test_a_text_that_needs_the_room_takes_it(self) -> None:
         with serving(n_kept=2) as service:

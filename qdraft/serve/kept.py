@@ -22,7 +22,9 @@ class KeptSessions:
 
     def __init__(self, pair: Pair, n_most: int) -> None:
         self._pair = pair
-        self._n_most = n_most if pair.can_draft else 1  # a state in memory for each sequence
+        # A check or a probe needs a sequence too, and models with a state have few.
+        n_texts = min(context.n_texts for context in pair.contexts)
+        self._n_most = max(1, min(n_most, n_texts - 1))
         self._sessions: list[Session] = []  # the last used last
 
     def choose(self, tokens: Sequence[int], *, reuse: bool = True) -> Session:
