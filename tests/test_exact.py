@@ -28,7 +28,7 @@ PROMPTS = (
     "Write a short poem about winter.",
     "Explain what a hash table is to a child.",
     "List the planets from the sun outwards.",
-    "Describe how bread is made. " + "Go into detail about the dough. " * 40,
+    "Describe how bread is made. " + "Go into detail about the dough. " * 8,
 )
 
 

@@ -314,10 +314,10 @@ class TestWithoutModels:
 
 class TestTune:
     def test_recorded_replayed_confirmed_written_and_used(
-        self, smollm2: tuple[Path, Path], tmp_path: Path
+        self, shallow: tuple[Path, Path], tmp_path: Path
     ) -> None:
         models, record = tmp_path / "models.yaml", tmp_path / "pair.npz"
-        target, draft = smollm2
+        target, draft = shallow
         models.write_text(
             f"# mine\npairs:\n  mine:  # a pair\n    target: {target}\n    draft: {draft}\n"
         )
