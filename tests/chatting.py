@@ -54,6 +54,12 @@ class ChatVocab(FakeVocab):
         return "".join(turns) + "<assistant>" + ("(no)" if off and self.can_think else "")
 
 
+class WholeSequence(FakeSequence):
+    """A sequence whose cells an interrupt leaves as they should be."""
+
+    is_whole = True
+
+
 class ChatPair:
     """What a chat asks of a pair. The model answers with ``answers``, one byte a token.
 
@@ -91,7 +97,7 @@ class ChatPair:
 
     def open_sequences(self) -> Sequences:
         n_ctx = self.contexts.target.n_ctx
-        target, draft = (FakeSequence(self.logits, self.vocab, n_ctx=n_ctx) for _ in range(2))
+        target, draft = (WholeSequence(self.logits, self.vocab, n_ctx=n_ctx) for _ in range(2))
         self.sequences.append(target)
         return Sequences(target, draft, FakeKvCopy(target, draft))  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from qdraft.render.placed import placed_view
 from qdraft.render.run import summary_view
 from qdraft.session.pair import ModelInfo, Pair
 
-_LONGEST = 44  # columns of the first question in a list of chats
+_LONGEST = 34  # columns of the first question in a list of chats
 _CUT = {
     FinishReason.INTERRUPTED: "stopped",
     FinishReason.LENGTH: "cut by n_predict",

@@ -131,7 +131,8 @@ def _encode_chat(
     """Return the tokens of a chat; control tokens in the messages are text unless asked for."""
     text = render_messages(vocab, messages, template)
     own = [list(messages), template.tools]
-    names = sorted({name for each in _texts(own) for name in control_names(vocab, each)})
+    texts = set(_texts(own))  # roles come back in each turn
+    names = sorted({name for each in texts for name in control_names(vocab, each)})
     if parse_special or not names:
         return vocab.tokenize(text)
     marked_messages, tools = _change_texts(own, lambda each: _mark(vocab, each))
