@@ -73,6 +73,10 @@ class LogitsError(EngineError):
     """A row of logits has no largest finite value (NaN, infinity, or all masked)."""
 
 
+class ConstraintError(LogitsError):
+    """A constraint allows no token that can follow the text."""
+
+
 class DeviceMemoryError(EngineError):
     """A device has too little memory for what it should hold."""
 

@@ -57,6 +57,9 @@ class FakeVocab:
     def is_control(self, token: int) -> bool:
         return token in self._end or token in self._control or token == self.bos
 
+    def is_special(self, token: int) -> bool:
+        return self.is_control(token)
+
     def piece(self, token: int, *, special: bool = False) -> bytes:
         hidden = token in self._end or token in self._control
         return b"" if hidden and not special else self._pieces[token]

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from qdraft.decoding.constraint import Constraint
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import Drafter
 from qdraft.decoding.dry import Breakers
@@ -70,13 +71,14 @@ def run(
     processors: Sequence[Processor] = (),
     gumbel: GumbelNoise | None = None,
     breakers: Breakers | None = None,
+    constraint: Constraint | None = None,
 ) -> Iterator[Round]:
     rule = "block" if block else "token"
     decoding = Decoding(
         target,
         drafter,
         prompt,
-        Sampler(params, target.vocab.n_tokens, processors, gumbel, breakers),
+        Sampler(params, target.vocab.n_tokens, processors, gumbel, breakers, constraint),
         schedule or FixedSchedule(n_draft, p_min, plain_every),
         rng or SeededRng(1),
         FakeClock(),

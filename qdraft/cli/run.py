@@ -11,6 +11,7 @@ from itertools import islice
 import typer
 
 from qdraft.cli.opening import open_described
+from qdraft.cli.options.constraint import ConstraintOptions
 from qdraft.cli.options.devices import DeviceOptions
 from qdraft.cli.options.drafting import DraftingOptions
 from qdraft.cli.options.group import takes_options
@@ -44,6 +45,7 @@ def run(  # noqa: PLR0913 (one group each)
     text: TextOptions,
     template: ChatTemplateOptions,
     sampling: SamplingOptions,
+    constraints: ConstraintOptions,
     drafting: DraftingOptions,
     devices: DeviceOptions,
     prompt_cache: PromptCacheOptions,
@@ -63,7 +65,8 @@ def run(  # noqa: PLR0913 (one group each)
     params = drafting.params(
         n_predict=text.n_predict, seed=sampling.seed, stop=text.stops(), special=text.special
     )
-    params = replace(params, logprobs=output.logprobs)
+    constraint = constraints.read(ignores_eos=text.ignore_eos)
+    params = replace(params, logprobs=output.logprobs, constraint=constraint)
     sampling.params()  # raises before anything is loaded
     refuse_combinations(models, drafting, devices)
     output.set_log_levels()

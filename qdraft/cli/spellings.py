@@ -29,6 +29,7 @@ _SAME = {
     "--n-draft": "--draft --draft-n --draft-max --spec-draft-n-max",
     "--p-min": "--draft-p-min --spec-draft-p-min",
     "--drafter": "--spec-type",
+    "--json-schema": "-jf --json-schema-file",
 }
 
 # By the reason; ``=`` ends an option that takes a value.
@@ -77,8 +78,6 @@ _MISSING = {
     "qdraft prints the text alone; --json has every token": "--display-prompt --verbose-prompt "
     "-ptc= --print-token-count=",
     "use > FILE": "-o= --output= --output-file=",
-    "use processors of qdraft.Pair.generate": "--grammar= --grammar-file= -j= --json-schema= -jf= "
-    "--json-schema-file=",
     "use --temp, --top-p or --min-p: its state goes by the probabilities of earlier tokens, which "
     "target and draft compute differently": "--mirostat=0 --adaptive-target=-1",
     "use --temp, --top-k, --top-p, --min-p or --typical-p": "--tfs=1",

@@ -133,7 +133,7 @@ class Decoding:
         started = self.clock()
         may_draft = index and n_reread <= self.most_reread
         n_max = min(room - 1, MAX_N_DRAFT) if may_draft else 0
-        gate = CountedGate(self.schedule.gate(n_max, n_reread))
+        gate = CountedGate(self.schedule.gate(n_max, n_reread), n_max)
         draft = self.drafter.draft(tokens, gate, sampler, rng)
         if draft.tokens:
             check_draft(draft, min(gate.n_admitted, room - 1), target.vocab.n_tokens)

@@ -7,13 +7,15 @@ time of a target decode of n rows, both over the time of one target token alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.constraint import FORCED
 from qdraft.decoding.policy.constants import CONSTANTS
 from qdraft.decoding.records import Round
 
@@ -66,6 +68,18 @@ def count(rounds: Sequence[Round]) -> Counts:
         sum(r.n_accepted for r in drafted),
         sum(r.n_emitted for r in drafted),
     )
+
+
+def count_by_source(round: Round) -> Iterator[tuple[str, int, int, int]]:
+    """Each source of a round's draft, and its tokens drafted, tested and accepted."""
+    forced = set(round.draft.forced)
+    others = [i for i in range(round.n_draft) if i not in forced]
+    for source, places in ((round.source, others), (FORCED, sorted(forced))):
+        if places:
+            n_tested, n_accepted = (
+                bisect_left(places, n) for n in (round.n_tested, round.n_accepted)
+            )
+            yield source, len(places), n_tested, n_accepted
 
 
 def by_place(rounds: Sequence[Round]) -> tuple[tuple[int, ...], tuple[int, ...]]:

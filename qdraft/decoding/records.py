@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.constraint import ConstraintSpec
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.logprobs import Logprobs
 from qdraft.errors import require
@@ -92,7 +93,8 @@ class Draft:
     names the drafter. ``confidence[i]`` is the largest probability of q at ``tokens[i]``, or
     another measure from 0 to 1. ``n_rows`` counts the draft rows that the round paid for,
     ``n_caught_up`` the tokens of the text that the drafter had to read first. ``dropped`` is True
-    if bad logits made the drafter give the round up.
+    if bad logits made the drafter give the round up. ``forced`` holds the places of the tokens that
+    a constraint forces, which cost no row.
     """
 
     tokens: tuple[int, ...] = ()
@@ -102,6 +104,7 @@ class Draft:
     n_rows: int = 0
     n_caught_up: int = 0
     dropped: bool = False
+    forced: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -188,6 +191,11 @@ class Round:
     def n_draft(self) -> int:
         """Tokens drafted."""
         return self.draft.n
+
+    @property
+    def n_forced(self) -> int:
+        """Draft tokens that a constraint forces."""
+        return len(self.draft.forced)
 
     @property
     def n_tested(self) -> int:
@@ -344,7 +352,7 @@ class DecodeParams:
     ``stop`` are strings that end the text and are not part of it; one may name control tokens.
     ``special`` makes the names of control tokens part of the text. ``seed`` -1 draws one. Under
     "block" and "token" a seed repeats a text only if the draft lengths are the same, which "auto"
-    does not promise.
+    does not promise. ``constraint`` is what the text must match (extra ``json``).
     """
 
     n_predict: int = -1
@@ -358,6 +366,7 @@ class DecodeParams:
     special: bool = False
     seed: int = -1
     logprobs: int = 0
+    constraint: ConstraintSpec | None = None
 
     def __post_init__(self) -> None:
         require(self.n_predict >= -1, "n_predict", self.n_predict, "-1 (no limit) or more")

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.constraint import Constraint
 from qdraft.decoding.dry import Breakers, dry_penalties
 from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.records import Distribution, SamplingParams
@@ -39,7 +40,7 @@ from qdraft.decoding.truncation import (
 from qdraft.decoding.truncation import (
     softmax as softmax,
 )
-from qdraft.errors import LogitsError, ParameterError, UsageError
+from qdraft.errors import ConstraintError, LogitsError, ParameterError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,8 @@ class Sampler:
 
     ``context`` is the text so far and ``drafted`` the draft tokens after it that precede the row:
     processors see both, so that a row depends on the tokens before it, drafted or emitted alike.
-    ``processors`` come after those of ``params``. Without any, no row is copied.
+    ``constraint`` rules tokens out first, so that the steps after it choose among those that may
+    follow; ``processors`` come after those of ``params``. Without any, no row is copied.
 
     With ``gumbel`` a token is chosen by its logit and its noise at its place, which gives it the
     same law as drawing it: the rule "coupled" of verification. DRY needs ``breakers``.
@@ -253,9 +255,11 @@ class Sampler:
         processors: Sequence[Processor] = (),
         gumbel: GumbelNoise | None = None,
         breakers: Breakers | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
         self.gumbel = gumbel
+        self.constraint = constraint
         self._processors = [*processors_for(params, n_vocab, breakers), *processors]
 
     @property
@@ -267,13 +271,28 @@ class Sampler:
         """True if a row and its place determine the token: greedy, or with Gumbel noise."""
         return self.greedy or self.gumbel is not None
 
+    def prepare(self, context: Sequence[int], drafted: Sequence[int]) -> None:
+        """Get ready for the rows of a block: those before and after each of ``drafted``."""
+        if self.constraint is not None:
+            self.constraint.prepare(context, drafted)
+
     def process(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> Row:
-        """The row after all processors; rows are borrowed, so these get a copy."""
-        if not self._processors:
+        """The row after the constraint and all processors; rows are borrowed: these get a copy.
+
+        Raises ConstraintError if no token is left.
+        """
+        allowed = None if self.constraint is None else self.constraint.allowed(context, drafted)
+        if allowed is None and not self._processors:
             return row
-        row, history = row.copy(), History(context, drafted)
+        row = row.copy() if allowed is None else np.where(allowed, row, np.float32(-np.inf))
+        history = History(context, drafted)
         for processor in self._processors:
             row = processor(row, history)
+        if allowed is not None and row.max() == -np.inf:
+            raise ConstraintError(
+                "every token that the constraint allows here is banned by a bias or has no logit",
+                hint="ban fewer tokens, or allow more with the constraint",
+            )
         return row
 
     def argmax(self, row: Row, context: Sequence[int], drafted: Sequence[int] = ()) -> int:

@@ -11,6 +11,7 @@ from qdraft.decoding.policy.cost_table import CostTable
 from qdraft.decoding.policy.model import break_even_alpha, expected_tokens
 from qdraft.decoding.rates import (
     count,
+    count_by_source,
     draft_cost,
     ratio,
     target_seconds,
@@ -204,12 +205,13 @@ def _histogram(n_accepted: Sequence[int]) -> tuple[int, ...]:
 def _by_source(drafted: Sequence[Round]) -> dict[str, dict[str, int]]:
     """Three counts of the rounds of each source, in the order in which the sources drafted."""
     names = ("n_drafted", "n_tested", "n_accepted")
-    sources = dict.fromkeys(r.source for r in drafted)
-    counts = {source: count([r for r in drafted if r.source == source]) for source in sources}
-    return {
-        source: {name: getattr(of_source, name) for name in names}
-        for source, of_source in counts.items()
-    }
+    sources: dict[str, dict[str, int]] = {}
+    for r in drafted:
+        for source, *counts in count_by_source(r):
+            of_source = sources.setdefault(source, dict.fromkeys(names, 0))
+            for name, n in zip(names, counts, strict=True):
+                of_source[name] += n
+    return sources
 
 
 def _predict(

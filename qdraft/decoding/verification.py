@@ -41,6 +41,7 @@ def verify(
     would not have read. Raises LogitsError if row 0 is bad.
     """
     tokens = draft.tokens
+    sampler.prepare(context, tokens)
     if sampler.chooses:
         return matching(tokens, lambda i: sampler.choose(rows[i], context, tokens[:i]))
     judge = block_rejection if rule == "block" else rejection

@@ -153,6 +153,9 @@ def run_report(pair: Pair, generation: Generation, check: Check | None) -> dict[
         "finish_reason": generation.finish_reason.value,
         "seed": generation.seed,
         "sampling": _sampling_report(generation.sampling),
+        "constraint": None
+        if generation.constraint is None
+        else {"kind": generation.constraint.kind, "text": generation.constraint.text},
         "recommended": pair.recommended.used_in(generation.sampling),
         "rounds": [_round_report(each) for each in generation.rounds],
         "summary": summary,
@@ -192,7 +195,10 @@ def _sampling_report(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _round_report(round: Round) -> dict[str, Any]:
-    names = ("source", "n_prompt", "n_draft", "n_tested", "n_accepted", "n_emitted", "n_reread")
+    names = (
+        *("source", "n_prompt", "n_draft", "n_forced"),
+        *("n_tested", "n_accepted", "n_emitted", "n_reread"),
+    )
     return {
         **{name: getattr(round, name) for name in names},
         "dropped": round.draft.dropped,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from qdraft.constraints.matcher import TextConstraint
+from qdraft.decoding.constraint import ConstraintSpec
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.gumbel import GumbelNoise
 from qdraft.decoding.loop import Decoding
@@ -68,7 +70,12 @@ class Generation:
         gumbel = GumbelNoise(self._rng.seed) if params.verification == "coupled" else None
         vocab = self._pair.vocab
         self._sampler = Sampler(
-            sampling, vocab.n_tokens, processors, gumbel, breakers_for(sampling, vocab)
+            sampling,
+            vocab.n_tokens,
+            processors,
+            gumbel,
+            breakers_for(sampling, vocab),
+            None if params.constraint is None else self._constrain(params.constraint, len(prompt)),
         )
         marks = find_marks(vocab) if split_reasoning else None
         shown = mark_tokens(vocab, marks) if marks else ()
@@ -85,6 +92,7 @@ class Generation:
         self._holds_threads = False
         self.prompt = tuple(prompt)
         self.sampling = sampling
+        self.constraint = params.constraint
         self.seed = self._rng.seed
         self.rounds: list[Round] = []
         self.text = ""
@@ -93,6 +101,9 @@ class Generation:
         # that has no part in the text.
         self.n_reused: Both[int] = Both(0)
         self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
+
+    def _constrain(self, spec: ConstraintSpec, n_prompt: int) -> TextConstraint:
+        return TextConstraint(spec, self._pair.constraint_vocabulary, n_prompt)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Give the chunks. Leaving the loop early ends the text, which is then INTERRUPTED."""

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+from qdraft.constraints.vocabulary import ConstraintVocabulary
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.policy.gate import would_draft
 from qdraft.decoding.policy.learned import Learned
@@ -314,6 +316,11 @@ class Pair:
     def vocab(self) -> LlamaVocab:
         """The target's vocabulary."""
         return self.contexts.target.vocab
+
+    @cached_property
+    def constraint_vocabulary(self) -> ConstraintVocabulary:
+        """The target's vocabulary for constraints. Raises UsageError without llguidance."""
+        return ConstraintVocabulary(self.vocab)
 
     @property
     def learned(self) -> Learned:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qdraft.decoding.drafters.build import build_drafter
+from qdraft.decoding.drafters.forced import ForcedDrafter
+from qdraft.decoding.drafters.hybrid import HybridDrafter
+from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.drafters.model import ModelDrafter
 from qdraft.decoding.drafters.protocol import Drafter, NoDrafter
 from qdraft.decoding.records import DecodeParams, SamplingParams
@@ -123,7 +126,10 @@ class Session:
         if params.drafter not in self._drafters:
             self._pair.require_rollback()
             self._drafters[params.drafter] = build_drafter(params.drafter, self.model_drafter())
-        return self._drafters[params.drafter]
+        drafter = self._drafters[params.drafter]
+        if params.constraint is not None and not KINDS[params.drafter].needs_draft:
+            return HybridDrafter(drafter, ForcedDrafter())  # the model's drafter forces by itself
+        return drafter
 
     def model_drafter(self) -> ModelDrafter | None:
         """Return the one drafter with the draft model; None without sequences or a draft."""

@@ -17,10 +17,11 @@ _TOLERANCE = 1e-4
 
 
 class CountedGate:
-    """A gate that counts what it admits; a drafter must not offer more."""
+    """A gate that counts what it admits, ``n_most`` tokens; a drafter must not offer more."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, n_most: int) -> None:
         self._gate = gate
+        self._n_most = n_most
         self.n_admitted = 0
 
     @property
@@ -28,12 +29,17 @@ class CountedGate:
         return self._gate.weighs_confidence
 
     def more(self, source: str, n_behind: int = 0) -> bool:
-        return self._gate.more(source, n_behind)
+        return self.n_admitted < self._n_most and self._gate.more(source, n_behind)
 
     def take(self, source: str, confidence: float) -> bool:
-        admitted = self._gate.take(source, confidence)
+        admitted = self.n_admitted < self._n_most and self._gate.take(source, confidence)
         self.n_admitted += admitted
         return admitted
+
+    def extend(self, n: int) -> int:
+        n_admitted = self._gate.extend(min(n, self._n_most - self.n_admitted))
+        self.n_admitted += n_admitted
+        return n_admitted
 
 
 def check_draft(draft: Draft, n_admitted: int, n_vocab: int) -> None:

@@ -8,13 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
+from qdraft.decoding.drafters.forced import offer_forced
 from qdraft.decoding.drafters.protocol import Offers, Verified
 from qdraft.decoding.engine import TokenSequence
 from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
 from qdraft.decoding.sampling import Row, Sampler
-from qdraft.errors import LogitsError
+from qdraft.errors import ConstraintError, LogitsError
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +63,17 @@ class ModelDrafter:
         self._has_copied = self._has_warned = False
 
     def draft(self, context: Sequence[int], gate: Gate, sampler: Sampler, rng: Rng) -> Draft:
-        if not gate.more(self.source, self.n_behind(context)):
-            return Draft()
+        offers = Offers()
+        offer_forced(offers, context, gate, sampler)
+        n_forced = len(offers.tokens)
+        if not gate.more(self.source, self.n_behind(context) + n_forced):
+            return offers.as_draft("", 0, 0)
         room = self.room(context)
-        if room < 1 or not self.can_read(context):
-            return Draft()
+        if room <= n_forced or not self.can_read(context):
+            return offers.as_draft("", 0, 0)
         n_caught_up = self.catch_up(context)
         n_good = self.sequence.n_past
-        feed = context[n_good:]
-        offers = Offers()
+        feed = [*context[n_good:], *offers.tokens]
         n_rows = 0
         dropped = False
         try:
@@ -89,7 +92,9 @@ class ModelDrafter:
                 offers.add(token, proposal.probs, confidence)
                 if self.sequence.vocab.is_end(token):
                     break
-                feed = [token]
+                feed = [token, *offer_forced(offers, context, gate, sampler)]
+        except ConstraintError:
+            pass  # the target says so if the text gets here
         except LogitsError:
             # Tokens that were drawn stay: dropping them for what followed would change their law.
             # The cells of this round go, because one of them may have made the row bad.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdraft.decoding.drafters.protocol import Verified
+from qdraft.decoding.drafters.forced import offer_forced
+from qdraft.decoding.drafters.protocol import Offers, Verified
 from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Draft
 from qdraft.decoding.rng import Rng
@@ -42,7 +43,15 @@ class NgramDrafter:
         while gate.more(self.source) and gate.take(self.source, confidence):
             n += 1
         tokens = _copy_from(context, position, n)
-        return Draft(tuple(tokens), None, self.source, (confidence,) * n, n_rows=n)
+        if sampler.constraint is not None:
+            tokens = tokens[: sampler.constraint.n_allowed(context, tokens)]
+        if not tokens:
+            return Draft()
+        offers = Offers()
+        for token in tokens:
+            offers.add(token, None, confidence)
+        offer_forced(offers, context, gate, sampler)
+        return offers.as_draft(self.source, len(tokens), 0)
 
     def accept(self, verified: Verified) -> None:
         pass

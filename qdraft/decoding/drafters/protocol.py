@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qdraft.decoding.constraint import FORCED
 from qdraft.decoding.policy.gate import Gate
 from qdraft.decoding.records import Distribution, Draft
 from qdraft.decoding.rng import Rng
-from qdraft.decoding.sampling import Sampler
+from qdraft.decoding.sampling import Sampler, point_mass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,7 @@ class Offers:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self._forced: list[int] = []
         self._probs: list[Distribution | None] = []
         self._confidence: list[float] = []
 
@@ -82,15 +84,28 @@ class Offers:
         self._probs.append(probs)
         self._confidence.append(confidence)
 
-    def as_draft(self, source: str, n_rows: int, n_caught_up: int, *, dropped: bool) -> Draft:
-        """The draft of these tokens."""
-        drawn = tuple(probs for probs in self._probs if probs is not None)
+    def add_forced(self, tokens: Sequence[int]) -> None:
+        """Offer tokens that the constraint of the text forces."""
+        for token in tokens:
+            self._forced.append(len(self.tokens))
+            self.add(token, None, 1.0)
+
+    def as_draft(
+        self, source: str, n_rows: int, n_caught_up: int, *, dropped: bool = False
+    ) -> Draft:
+        """The draft of these tokens; a draft of forced tokens alone has ``FORCED`` as source."""
+        probs = [
+            point_mass(token) if q is None else q
+            for token, q in zip(self.tokens, self._probs, strict=True)
+        ]
+        all_forced = self.tokens and len(self._forced) == len(self.tokens) and not n_rows
         return Draft(
             tuple(self.tokens),
-            drawn if len(drawn) == len(self.tokens) else None,
-            source,
+            tuple(probs) if any(q is not None for q in self._probs) else None,
+            FORCED if all_forced else source,
             tuple(self._confidence),
             n_rows,
             n_caught_up,
             dropped,
+            tuple(self._forced),
         )

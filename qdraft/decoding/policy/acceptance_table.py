@@ -24,13 +24,15 @@ class AcceptanceTable:
         self._all: dict[str, _Counts] = {}
 
     def add(self, round: Round) -> None:
-        """Count the tested tokens of a round."""
-        if not round.n_tested:
+        """Count the tested tokens of a round, without those that a constraint forces."""
+        forced = round.draft.forced
+        tested = [i for i in range(round.n_tested) if i not in forced]
+        if not tested:
             self._fade(0.5 ** (round.n_emitted / self._constants.n_half_forgotten))
             return
-        for i, confidence in enumerate(round.draft.confidence[: round.n_tested]):
+        for i in tested[: len(round.draft.confidence)]:
             accepted = float(i < round.n_accepted)
-            key = (round.source, self._bin(confidence))
+            key = (round.source, self._bin(round.draft.confidence[i]))
             self._bins[key] = self._count(self._bins.get(key, (0.0, 0.0)), accepted)
             self._all[round.source] = self._count(self._all.get(round.source, (0.0, 0.0)), accepted)
 

@@ -37,12 +37,20 @@ class Gate(Protocol):
         """
         ...
 
+    def extend(self, n: int) -> int:
+        """How many of ``n`` tokens are worth verifying that cost no row and are certain to stand.
+
+        They count as offered, but not against the longest draft.
+        """
+        ...
+
 
 class CountingGate:
     """Admits ``n_max`` tokens, and turns away tokens whose confidence is below ``p_min``."""
 
     def __init__(self, n_max: int, p_min: float = 0.0) -> None:
         self._left = n_max
+        self._drafts = n_max > 0  # the target alone is not measured with a wider batch
         self._p_min = p_min
         self.weighs_confidence = p_min > 0
 
@@ -54,6 +62,9 @@ class CountingGate:
             return False
         self._left -= 1
         return True
+
+    def extend(self, n: int) -> int:
+        return n if self._drafts else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,9 @@ class CostGate:
     4. Rent. A draft that takes memory from a target that does not fit is worth it only if the best
        speed with it, times 1 - rent, is above that of the target alone (``CostTable.rents``).
     5. No token below ``p_min`` is offered.
+
+    Tokens that are certain to stand (``extend``) are worth their verification alone: m of them if
+    R m > S (v(n+1+m) - v(n+1)), where n counts them among the tokens offered so far.
     """
 
     weighs_confidence = True
@@ -127,7 +141,8 @@ class CostGate:
         self._p_min = p_min
         self._n_reread = n_reread
         self._outlooks: dict[str, Outlook] = {}
-        self._k = 0  # tokens offered so far
+        self._k = 0  # tokens offered so far, without those that are certain
+        self._n_certain = 0
         self._reach = 1.0  # R, the chance that all of them are accepted
 
     def more(self, source: str, n_behind: int = 0) -> bool:
@@ -152,12 +167,25 @@ class CostGate:
         self._reach = reach
         return True
 
+    def extend(self, n: int) -> int:
+        v, width, speed = self._costs.v, self._width, max(1.0, self._learned.account.speed)
+        for m in range(n, 0, -1):
+            if self._reach * m > speed * (v(width + m) - v(width)):
+                self._n_certain += m
+                return m
+        return 0
+
+    @property
+    def _width(self) -> int:
+        """Rows of a verify batch with the tokens offered so far."""
+        return self._n_reread + self._k + self._n_certain + 1
+
     def _pays_off(self, outlook: Outlook, reach: float, *, n_paid: int) -> bool:
         """True if some m further tokens are expected to bring more than they cost.
 
         ``reach`` is R a, the chance that the first of them is accepted; ``n_paid`` is f.
         """
-        v, alpha, width = self._costs.v, outlook.alpha, self._n_reread + self._k + 1
+        v, alpha, width = self._costs.v, outlook.alpha, self._width
         gain = 0.0
         for m in range(1, outlook.n_most - self._k + 1):
             gain += reach
