@@ -15,6 +15,7 @@ Importing this package does not load the native library; opening a pair does.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
+from qdraft.decoding.constraint import ConstraintSpec
 from qdraft.decoding.records import (
     Chunk,
     DecodeParams,
@@ -28,6 +29,7 @@ from qdraft.decoding.records import (
     Verdict,
 )
 from qdraft.errors import (
+    ConstraintError,
     ContextError,
     DeviceMemoryError,
     DrafterError,
@@ -73,6 +75,8 @@ __all__ = [
     "Both",
     "Check",
     "Chunk",
+    "ConstraintError",
+    "ConstraintSpec",
     "ContextError",
     "DecodeParams",
     "DeviceMemoryError",
