@@ -109,7 +109,7 @@ class TestTyping:
         monkeypatch.setattr(sys, "stdin", type("Lines", (), {"readline": lambda _: next(lines)})())
         terminal = PlainTerminal()
         assert [terminal.read() for _ in range(3)] == ["hello", "one\ntwo", None]
-        assert capsys.readouterr().err == "> > . > "
+        assert capsys.readouterr().err == "> > . > \n"
 
     def test_ctrl_c_in_a_plain_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(_: object) -> str:

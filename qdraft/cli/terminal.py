@@ -184,6 +184,8 @@ class PlainTerminal:
             print(prompt, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
             lines += line
+            if not line:
+                print(file=sys.stderr)
             if not line or not is_open(lines):
                 break
             prompt = _MORE
