@@ -15,10 +15,10 @@ from qdraft.errors import UsageError
 
 LLAMA_CPP = "llama.cpp b11549, and 0c1e57098 in llama-cpp-python 0.3.36"
 IK_LLAMA_CPP = "ik_llama.cpp 8337e4cd"
-KOBOLDCPP = "the table of options of koboldcpp, November 2026"
-LM_STUDIO = "LM Studio's REST API, November 2026"
+KOBOLDCPP = "a table of koboldcpp's options; no build was checked"
+LM_STUDIO = "LM Studio's REST API; no version was checked"
 OLLAMA = "Ollama fb307609"
-VLLM = "vLLM 0.33.0"
+VLLM = "the documents of vLLM 0.25"
 
 _OTHER_ALL = "99"  # how programs that know no "all" are asked for all layers
 _DRAFTS_WITH = {
