@@ -184,6 +184,27 @@ def windowed(
     return _write(writer, random_values(shapes, seed))
 
 
+def adapter(
+    path: Path, architecture: str = "gemma3", *, strength: float = 1.0, width: int = N_EMBD
+) -> Path:
+    """A LoRA adapter of rank 4 for the feed-forward and attention outputs of ``windowed``."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    rng = np.random.default_rng(9)
+    for i in range(2):
+        for name, n_in in (("ffn_down", N_FF), ("attn_output", N_HEAD * HEAD)):
+            for side, shape in (("a", (4, n_in)), ("b", (width, 4))):
+                values = strength * rng.normal(size=shape).astype(np.float32)
+                writer.add_tensor(f"blk.{i}.{name}.weight.lora_{side}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _transformer(
     path: Path, architecture: str, *, n_ctx: int, rotated: int = HEAD
 ) -> gguf.GGUFWriter:

@@ -20,6 +20,7 @@ _SAME = {
     "--gpu-layers": "--n-gpu-layers",
     "--gpu-layers-draft": "--n-gpu-layers-draft --spec-draft-ngl",
     "--model-draft": "--spec-draft-model",
+    "--lora": "--lora-scaled",
     "--hf-repo-draft": "--spec-draft-hf",
     "--device-draft": "--spec-draft-device",
     "--override-tensor-draft": "--spec-draft-override-tensor",
@@ -94,8 +95,7 @@ _MISSING = {
     'use --chat-template-kwargs \'{"reasoning_effort": "low"}\'': "--reasoning-effort=default",
     "use --reasoning off to switch reasoning off": "--reasoning-budget=-1 "
     "--reasoning-budget-message=",
-    "merge it into the model with llama-export-lora": "--lora= --lora-scaled= "
-    "--lora-init-without-apply",
+    "use --lora alone, which applies the adapter": "--lora-init-without-apply",
     "qdraft runs models as they are, so leave it out": "--control-vector= "
     "--control-vector-scaled= --control-vector-layer-range=",
     "qdraft reads text alone, so leave it out": "-mm= --mmproj= -mmu= --mmproj-url= -mmdev= "

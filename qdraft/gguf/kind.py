@@ -183,7 +183,7 @@ _RULES: tuple[tuple[FileKind, Callable[[_Content], bool]], ...] = (
         lambda c: c.type == "imatrix" or c.ends(".in_sum2") or c.has_key(r"^imatrix\."),
     ),
     (
-        _other("adapter", "a LoRA adapter"),
+        _other("adapter", "a LoRA adapter", "name its model with --model, and it with --lora"),
         lambda c: c.type == "adapter" or c.ends(".lora_a", ".lora_b") or c.has_key(r"^adapter\."),
     ),
     (

@@ -15,6 +15,7 @@ from qdraft.errors import CancelledError, ContextError, DeviceMemoryError, Engin
 from qdraft.host import bytes_read, default_threads
 from qdraft.llama.devices import devices
 from qdraft.llama.interrupts import interruptible
+from qdraft.llama.lora import set_adapters
 from qdraft.llama.model import LESS_MEMORY, LlamaModel, is_short_of_memory
 from qdraft.llama.native import keep_freed_memory, lib, listening, native_errors
 from qdraft.llama.params import EngineParams
@@ -71,6 +72,7 @@ class LlamaContext:
             if is_short_of_memory(lines):
                 raise DeviceMemoryError(problem, hint=LESS_MEMORY)
             raise EngineError(problem)
+        set_adapters(self._context, model.adapters)
         keep_alive()
         self.lines = [*model.lines, *lines]
         self.n_ctx = n_ctx or int(self._lib.llama_n_ctx(self._context))

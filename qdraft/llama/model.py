@@ -13,6 +13,7 @@ from typing import Any
 from qdraft.errors import DeviceMemoryError, EngineError, ModelFileError
 from qdraft.llama.interrupts import interruptible
 from qdraft.llama.logs import NOT_LOCKED, OUT_OF_MEMORY
+from qdraft.llama.lora import Adapters, load_adapters, require_adapter
 from qdraft.llama.native import lib, listening, native_errors
 from qdraft.llama.params import EngineParams
 from qdraft.llama.placed import place
@@ -99,6 +100,17 @@ class LlamaModel:
                 path.name,
             )
         self.vocab = LlamaVocab(self._model, path)
+        self.adapters = self._load_adapters(dry=dry)
+
+    def _load_adapters(self, *, dry: bool) -> Adapters:
+        """Load the LoRA adapters, which a model without weights cannot hold."""
+        for name, _ in self.params.lora:
+            require_adapter(Path(name))
+        try:
+            return () if dry else load_adapters(self._model, self.path, self.params.lora)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def native(self) -> Any:

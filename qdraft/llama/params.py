@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,6 +47,8 @@ class EngineParams:
     that it can take back as many tokens, if the architecture can do that; None is 3 for the target
     of a pair and 0 otherwise.
 
+    ``lora`` are LoRA adapters, each a file and its scale; the sum of all of them applies.
+
     ``extra_buffers`` allows llama.cpp's repacked weights; None allows them for a draft if a probe
     has shown that they are safe here, and not for a target.
     """
@@ -68,6 +71,7 @@ class EngineParams:
     flash_attn: str = "auto"
     extra_buffers: bool | None = None
     load_mode: str = "auto"
+    lora: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         limit = MAX_N_CTX
@@ -100,6 +104,8 @@ class EngineParams:
             raise ParameterError(
                 f"cache_type_v {self.cache_type_v} needs flash attention, but flash_attn is off"
             )
+        for path, scale in self.lora:
+            require(math.isfinite(scale), f"the scale of lora {path}", scale, "finite")
         self._require_devices()
 
     def _require_devices(self) -> None:

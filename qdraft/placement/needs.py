@@ -42,7 +42,7 @@ def measure_needs(path: Path, params: EngineParams) -> Needs:
     finally:
         model.close()
     headers = read_parts(path)
-    weights, rest = weights_by_layer(headers)
+    weights, rest = weights_by_layer([*headers, *_of_adapters(params)])
     n = len(weights) - 1
     of_kv, of_state = _cache_shares(headers, n)
     near = params.kv_offload  # else caches and states stay away from the layers
@@ -77,7 +77,7 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
     finally:
         model.close()
     headers = read_parts(path)
-    weights, rest = weights_by_layer(headers)
+    weights, rest = weights_by_layer([*headers, *_of_adapters(params)])
     empty = {"weights": 0, "kv": 0, "state": 0}
     shares = {name: replace(share, **empty) for name, share in placed.shares.items()}
     shares.setdefault(CPU, Share())
@@ -94,6 +94,11 @@ def dry_run(path: Path, params: EngineParams) -> Placed:
         shares[holder] = replace(held, kv=held.kv + kv, state=held.state + state)
     shares[CPU] = replace(shares[CPU], weights=shares[CPU].weights + rest)
     return replace(placed, shares=shares)
+
+
+def _of_adapters(params: EngineParams) -> list[Header]:
+    """Return the headers of the LoRA adapters, whose tensors are named after those they change."""
+    return [header for name, _ in params.lora for header in read_parts(Path(name))]
 
 
 def weights_by_layer(headers: list[Header]) -> tuple[list[int], int]:

@@ -502,4 +502,6 @@ def _at_paths(models: Both[ModelSpec], facts: Both[Facts]) -> Both[ModelSpec]:
 
 def _is_same(target: ModelSpec, draft: ModelSpec) -> bool:
     """Tell whether target and draft can share weights: one file on the same devices."""
-    return draft.path.samefile(target.path) and target.params.same_place(draft.params)
+    same_adapters = target.params.lora == draft.params.lora
+    same_place = target.params.same_place(draft.params)
+    return draft.path.samefile(target.path) and same_place and same_adapters

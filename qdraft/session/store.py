@@ -64,7 +64,9 @@ def file_facts(path: Path, params: EngineParams) -> str:
         n_threads=n_threads,
         n_threads_batch=params.n_threads_batch or n_threads,
     )
-    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {resolved}"
+    adapters = [(Path(name).resolve(), Path(name).stat()) for name, _ in params.lora]
+    of_adapters = "".join(f" {file} {each.st_size} {each.st_mtime_ns}" for file, each in adapters)
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {resolved}{of_adapters}"
 
 
 def store_path(kind: str, *facts: str) -> Path:

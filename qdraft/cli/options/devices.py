@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from qdraft.cli.options.group import Group, Sets, option, option_names, rename_parameters
@@ -12,7 +13,7 @@ from qdraft.errors import ParameterError, UsageError
 from qdraft.llama.params import ALL_LAYERS, NO_DEVICE, EngineParams
 from qdraft.llama.rpc import parse_servers
 
-_DEVICES, _CONTEXT = "Devices", "Context, cache and threads"
+_DEVICES, _CONTEXT, _MODELS = "Devices", "Context, cache and threads", "Models"
 # The weights of experts, as llama.cpp's --cpu-moe has them.
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -41,6 +42,15 @@ class DeviceOptions(Group):
             "--ctx-size-draft",
             help="Context size of the draft in tokens.",
             default="as --ctx-size",
+        ),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        option(
+            _MODELS,
+            "--lora",
+            help="LoRA adapter for target and draft: FILE, or FILE:SCALE (repeatable).",
+            metavar="FILE[:SCALE]",
         ),
     ] = None
     gpu_layers: Annotated[
@@ -308,6 +318,7 @@ class DeviceOptions(Group):
             cache_type_v=self.cache_type_v,
             flash_attn=self.flash_attn,
             load_mode=self._load_mode(""),
+            lora=tuple(each for text in self.lora or () for each in parse_lora(text)),
         )
         try:
             return target, self._of_draft(target)
@@ -380,6 +391,28 @@ def parse_gpu_layers(text: str, option: str) -> int | None:
 def parse_devices(text: str | None) -> tuple[str, ...]:
     """Return the names of a list that is separated by commas."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def parse_lora(text: str) -> list[tuple[str, float]]:
+    """Return the files and scales of FILE[:SCALE][,...]. Raises UsageError.
+
+    A file whose name looks like such a list is a file.
+    """
+    if Path(text).exists():
+        return [(text, 1.0)]
+    adapters = []
+    for part in text.split(","):
+        name, _, scale = part.rpartition(":")
+        try:
+            adapters.append((name, float(scale)) if name else (part, 1.0))
+        except ValueError:  # the colon is part of the name
+            adapters.append((part, 1.0))
+        if not adapters[-1][0]:
+            raise UsageError(
+                f"--lora is {text} but must be a file, or a file and its scale",
+                hint="give, for example, --lora adapter.gguf:0.5",
+            )
+    return adapters
 
 
 def parse_tensor_split(text: str | None) -> tuple[float, ...]:
