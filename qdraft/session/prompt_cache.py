@@ -204,7 +204,7 @@ def _identify(pair: Pair) -> dict[str, str]:
 
 
 def _digest_adapters(params: EngineParams) -> str:
-    adapters = getattr(params, "lora", ())
+    adapters = params.lora
     return " ".join(f"{_digest_files([Path(path)])} {scale}" for path, scale in adapters)
 
 
