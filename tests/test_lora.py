@@ -114,7 +114,7 @@ def test_on_the_command_line(model: Path, adapter: Path) -> None:
     assert qdraft(*run, "--lora-scaled", f"{adapter}:0").stdout == plain.stdout
     error = one_error(qdraft(*run, "--lora", str(model)), 3)
     assert "not a LoRA adapter" in error
-    error = one_error(qdraft("run", "-m", str(adapter), "-p", "x"), 3)
+    error = one_error(qdraft("run", "-m", str(adapter), "--no-draft", "-p", "x", "--quiet"), 3)
     assert "is a LoRA adapter, not a language model" in error
 
 
