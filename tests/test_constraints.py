@@ -30,6 +30,7 @@ from qdraft.decoding.sampling import Sampler
 from qdraft.decoding.summary import summarize
 from qdraft.errors import ConstraintError, ParameterError, UsageError
 from qdraft.session.check import check
+from qdraft.session.reasoning import EndOfReasoning, Marks
 from qdraft.session.text import TextReader
 from qdraft.testing import FakeSequence, FakeVocab, ScriptedDrafter, enumerate_law
 
@@ -360,6 +361,15 @@ def test_entry_after_the_reasoning_inside_a_block(n_draft: int, is_one: bool) ->
     )
     assert text == "a{ no{{ab}}"
     assert tokens_of(rounds) == script
+
+
+def test_the_end_of_the_reasoning_is_where_its_mark_is_complete() -> None:
+    """The mark may be one token or several; draft tokens that are rejected leave no trace."""
+    begin = EndOfReasoning(BYTES, Marks("<think>", "</think>"))
+    assert begin([*ids("hm"), *b"</thi"]) is None
+    assert begin([*ids("hm"), THINK_END, *ids("{{a")]) == 3
+    assert begin([*ids("hm"), *b"</think>", *ids("{{a")]) == 10
+    assert begin([*ids("hm"), *ids(" no")]) is None
 
 
 def test_the_constraint_holds_from_the_first_token_after_the_reasoning() -> None:

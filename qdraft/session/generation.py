@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qdraft.constraints.matcher import TextConstraint
+from qdraft.constraints.matcher import Begin, TextConstraint, from_the_start
 from qdraft.decoding.constraint import ConstraintSpec
 from qdraft.decoding.drafters.kinds import KINDS
 from qdraft.decoding.gumbel import GumbelNoise
@@ -30,6 +30,7 @@ from qdraft.session.bit_identity import BitIdentity
 from qdraft.session.breakers import breakers_for
 from qdraft.session.check import Check, check
 from qdraft.session.reasoning import (
+    EndOfReasoning,
     ReasoningSplitter,
     Split,
     find_marks,
@@ -75,7 +76,7 @@ class Generation:
             processors,
             gumbel,
             breakers_for(sampling, vocab),
-            None if params.constraint is None else self._constrain(params.constraint, len(prompt)),
+            None if params.constraint is None else self._constrain(params.constraint, prompt),
         )
         marks = find_marks(vocab) if split_reasoning else None
         shown = mark_tokens(vocab, marks) if marks else ()
@@ -102,8 +103,14 @@ class Generation:
         self.n_reused: Both[int] = Both(0)
         self.bit_identity: BitIdentity | None = None  # under ``exact``, once the text has begun
 
-    def _constrain(self, spec: ConstraintSpec, n_prompt: int) -> TextConstraint:
-        return TextConstraint(spec, self._pair.constraint_vocabulary, n_prompt)
+    def _constrain(self, spec: ConstraintSpec, prompt: Sequence[int]) -> TextConstraint:
+        """Return the constraint, which begins after the reasoning if the prompt has begun it."""
+        vocab = self._pair.vocab
+        marks = find_marks(vocab)
+        begin: Begin = from_the_start
+        if marks and is_open(vocab, marks, prompt):
+            begin = EndOfReasoning(vocab, marks)
+        return TextConstraint(spec, self._pair.constraint_vocabulary, len(prompt), begin)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Give the chunks. Leaving the loop early ends the text, which is then INTERRUPTED."""

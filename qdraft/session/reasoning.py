@@ -73,6 +73,34 @@ def is_open(vocab: TextVocab, marks: Marks, prompt: Sequence[int]) -> bool:
     return text.rfind(marks.start) > text.rfind(marks.end)
 
 
+class EndOfReasoning:
+    """Finds the end of a reasoning that the prompt has begun, for what holds for the answer only.
+
+    Called with the tokens after the prompt, it returns how many of them there are up to the token
+    that completes the end mark; None before that.
+    """
+
+    def __init__(self, vocab: TextVocab, marks: Marks) -> None:
+        self._vocab = vocab
+        self._end = marks.end.encode()
+        self._clear: list[int] = []  # tokens that are known to hold no whole mark
+        self._text = b""  # theirs, as far as it may begin a mark
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        n = len(self._clear)
+        if list(tokens[:n]) != self._clear:
+            self._clear, self._text, n = [], b"", 0
+        text = self._text
+        for place in range(n, len(tokens)):
+            text += self._vocab.piece(tokens[place], special=True)
+            if self._end in text:
+                return place + 1
+            text = text[-len(self._end) :]
+            self._clear.append(tokens[place])
+            self._text = text
+        return None
+
+
 def switch_reasoning(vocab: TextVocab, *, on: bool) -> dict[str, bool]:
     """Return the variables of the chat template that switch reasoning on or off.
 
