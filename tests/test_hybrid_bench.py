@@ -39,7 +39,7 @@ def test_decodes_are_repeated_with_their_widths_on_texts_that_go_on() -> None:
     assert sequences[1].widths == [4, 2, 1, 2, 1]
     for _ in range(200):  # until the texts are long, and start anew
         repeater.seconds(decodes, clock)
-    assert sequences[0].widths.count(4) == 2
+    assert sequences[0].widths.count(4) == 3
 
 
 def test_wrong_tokens_are_never_the_drafted_ones() -> None:
