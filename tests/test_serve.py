@@ -24,8 +24,9 @@ from qdraft.serve.kept import KeptSessions
 from qdraft.serve.mailbox import Outcome
 from qdraft.serve.requests import CHAT, TextRequest, read_request
 from qdraft.serve.shapes import ChatShape
-from qdraft.serve.tools import ToolReader
+from qdraft.serve.tools import ForcedReader, ToolReader, call_schema
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("look", "leap")
@@ -270,18 +271,42 @@ class TestFields:
         assert service.ask("/v1/chat/completions").status == 405
 
     @pytest.mark.parametrize(
-        ("fields", "param"),
+        ("asked", "kind"),
         [
-            ({"response_format": {"type": "json_object"}}, "response_format"),
-            ({"grammar": "root ::= [a]"}, "grammar"),
-            ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+            ({"response_format": {"type": "text"}}, None),
+            ({"response_format": {"type": "json_object"}}, "json_object"),
+            ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema"),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+                "json_schema",
+            ),
+            ({"grammar": 'root ::= "a"'}, "grammar"),
+            ({"json_schema": SCHEMA}, "json_schema"),
+            ({"tools": TOOLS, "tool_choice": "auto"}, None),
+            ({"tools": TOOLS, "tool_choice": "required"}, "json_schema"),
         ],
     )
-    def test_no_form_is_ignored(self, service: Service, fields: Any, param: str) -> None:
+    def test_forms_are_constraints(self, asked: Any, kind: str | None) -> None:
+        pytest.importorskip("llguidance")
+        fields = Fields({"messages": [{"role": "user", "content": "a"}], **asked})
+        form = read_request(CHAT, fields).decode["constraint"]
+        assert (form and form.kind) == kind
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"response_format": {"type": "xml"}}, "response_format"),
+            ({"response_format": {"type": "json_schema"}}, "response_format"),
+            ({"grammar": "root ::= ["}, "grammar"),
+            ({"json_schema": {"type": "color"}}, "json_schema"),
+            ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema"),
+            ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
+        ],
+    )
+    def test_a_wrong_form_is_named(self, service: Service, fields: Any, param: str) -> None:
+        pytest.importorskip("llguidance")
         reply = service.chat(**fields)
-        assert (reply.status, reply.error["param"]) == (501, param)
-        assert service.chat(response_format={"type": "text"}, max_tokens=1).status == 200
-        assert service.chat(response_format={"type": "xml"}).status == 400
+        assert (reply.status, reply.error["param"]) == (400, param)
 
     def test_values_that_ask_for_nothing_are_let_through(self) -> None:
         fields = Fields(
@@ -320,6 +345,20 @@ class TestTools:
         deltas = [delta for letter in text for delta in reader.push(letter)] + reader.flush()
         assert "".join(delta["content"] for delta in deltas) == text
         assert reader.n_calls == 0
+
+    def test_a_forced_call_is_all_of_the_answer(self) -> None:
+        schema = call_schema(TOOLS, "required")
+        assert [call["properties"]["name"] for call in schema["anyOf"]] == [
+            {"const": "look"},
+            {"const": "leap"},
+        ]
+        assert call_schema(TOOLS, "leap")["properties"]["name"] == {"const": "leap"}
+        reader = ForcedReader()
+        assert reader.push('{"name": "look", ') == []
+        reader.push('"arguments": {"at": 1}}')
+        (delta,) = reader.flush()
+        assert delta["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
+        assert reader.n_calls == 1
 
     def test_tools_need_a_template_that_takes_them(self, service: Service) -> None:
         reply = service.chat(tools=TOOLS)

@@ -129,6 +129,25 @@ class TestDemoPair:
         ]
         assert [each["choices"][0]["message"]["content"] for each in answers] == [text] * 3
 
+    def test_an_answer_keeps_to_a_schema(self, running: Running) -> None:
+        pytest.importorskip("llguidance")
+        schema = {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+        asked = {"messages": [{"role": "user", "content": "Describe a person."}], "seed": 3}
+        answer = running.ask(
+            "/v1/chat/completions", {**asked, "response_format": form, "max_tokens": 80}
+        )
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        person = json.loads(choice["message"]["content"])
+        assert set(person) == {"name", "age"}
+        assert isinstance(person["age"], int)
+
     def test_a_second_turn_reads_only_what_is_new(self, running: Running) -> None:
         messages = [{"role": "user", "content": "Count to three."}]
         asked = {"messages": messages, "max_tokens": 8, "temperature": 0}

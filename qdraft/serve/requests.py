@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qdraft.decoding.records import MAX_N_DRAFT, DecodeParams, SamplingParams
-from qdraft.serve.errors import ApiError, invalid, not_supported
+from qdraft.serve.errors import ApiError, invalid
 from qdraft.serve.fields import Fields
+from qdraft.serve.forms import read_form
 from qdraft.serve.messages import read_messages
 from qdraft.serve.tools import AUTO, read_tools
 
@@ -75,6 +76,7 @@ class TextRequest:
     ``kind`` is the shape of the answer: CHAT, COMPLETION or NATIVE (llama-server's /completion).
     A chat has ``messages`` and no prompts; ``variables`` are those of its template, and
     ``continue_last`` says that the last message is the beginning of the answer, as in llama-server.
+    ``tool_choice`` other than AUTO says that the answer is a call of one of ``tools``.
     ``split_reasoning`` None leaves that to the server. ``sampling`` and ``decode`` are the
     parameters that the request sets, by the names of ``SamplingParams`` and ``DecodeParams``.
     ``n_top`` is the number of likeliest tokens to report beside each token; None reports neither.
@@ -89,6 +91,7 @@ class TextRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False
     tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = AUTO
     split_reasoning: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
@@ -110,15 +113,19 @@ class TextRequest:
 def read_request(kind: str, fields: Fields) -> TextRequest:
     """Return the request. Raises ApiError or ParameterError, which name the field."""
     _refuse_missing(fields)
-    _refuse_constraints(fields)
     n_top = _read_n_top(kind, fields)
+    chat = read_chat(fields) if kind == CHAT else {}
+    form = read_form(fields, chat.get("tools", ()), chat.get("tool_choice", AUTO))
+    decode = {**_read_decode(fields), "constraint": form}
+    if n_top is not None:
+        decode["logprobs"] = max(1, n_top)
     request = TextRequest(
         kind=kind,
         model=fields.text("model"),
         prompts=() if kind == CHAT else read_prompts(fields),
-        **(read_chat(fields) if kind == CHAT else {}),
+        **chat,
         sampling=_read_sampling(fields),
-        decode={**_read_decode(fields), **({} if n_top is None else {"logprobs": max(1, n_top)})},
+        decode=decode,
         n_top=n_top,
         ignore_eos=fields.flag("ignore_eos") or False,
         n=fields.integer("n", 1, MOST_CHOICES) or 1,
@@ -169,9 +176,6 @@ def read_chat(fields: Fields) -> dict[str, Any]:
         if effort == "none":
             variables.setdefault("enable_thinking", False)
     tools, choice = read_tools(fields)
-    if tools and choice != AUTO:
-        what = f"tool_choice is {choice}, but qdraft serve cannot force a call: use auto"
-        raise not_supported(what, "tool_choice")
     last = messages[-1]
     form = fields.text("reasoning_format")
     if form not in (None, "auto", "deepseek", "none"):
@@ -181,6 +185,7 @@ def read_chat(fields: Fields) -> dict[str, Any]:
         "variables": variables,
         "continue_last": last["role"] == "assistant" and "tool_calls" not in last,
         "tools": tuple(tools),
+        "tool_choice": choice,
         "split_reasoning": None if form is None else form != "none",
     }
 
@@ -294,19 +299,6 @@ def _refuse_missing(fields: Fields) -> None:
     for name, off in _MISSING.items():
         if name not in known and name in fields and fields.raw(name) not in off:
             raise missing(name)
-
-
-def _refuse_constraints(fields: Fields) -> None:
-    """Raise ApiError for an answer in a form that the server cannot hold the model to."""
-    form = Fields(fields.mapping("response_format") or {}, "response_format").text("type")
-    if form not in (None, "text", "json_object", "json_schema"):
-        raise fields.wrong("response_format", "of type text, json_object or json_schema")
-    asked = [name for name in ("grammar", "json_schema") if fields.raw(name)]
-    if form in ("json_object", "json_schema"):
-        asked.append("response_format")
-    if asked:
-        what = f"qdraft serve cannot hold an answer to {asked[0]}"
-        raise not_supported(what, asked[0])
 
 
 def missing(name: str) -> ApiError:

@@ -13,7 +13,7 @@ from qdraft.llama.native import build_id
 from qdraft.serve.logprobs import as_lists
 from qdraft.serve.mailbox import Outcome
 from qdraft.serve.requests import CHAT, NATIVE, TextRequest
-from qdraft.serve.tools import ToolReader
+from qdraft.serve.tools import AUTO, ForcedReader, ToolReader
 
 Json = dict[str, Any]
 
@@ -136,7 +136,7 @@ class ChatShape(Shape):
 
     def head(self, index: int) -> list[Json]:
         if self._request.tools:
-            self._readers[index] = ToolReader()
+            self._readers[index] = self._reader()
         return [self._piece(index, {"role": "assistant", "content": None})]
 
     def pieces(self, index: int, chunk: Chunk, entry: Json | None = None) -> list[Json]:
@@ -174,7 +174,7 @@ class ChatShape(Shape):
         message: Json = {"role": "assistant", "content": outcome.text}
         if outcome.reasoning:
             message["reasoning_content"] = outcome.reasoning
-        reader = ToolReader() if self._request.tools else None
+        reader = self._reader() if self._request.tools else None
         if reader:
             deltas = [*reader.push(outcome.text), *reader.flush()]
             message["content"] = "".join(delta.get("content", "") for delta in deltas)
@@ -191,6 +191,9 @@ class ChatShape(Shape):
             "logprobs": None if outcome.entries is None else {"content": list(outcome.entries)},
             "finish_reason": _finish_of_chat(outcome, reader),
         }
+
+    def _reader(self) -> ToolReader:
+        return ToolReader() if self._request.tool_choice == AUTO else ForcedReader()
 
     def _piece(self, index: int, delta: Json, finish: str | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdraft.serve.errors import invalid
@@ -53,6 +53,28 @@ def _read_tool(tool: object, where: str) -> Json:
     return {"type": "function", "function": function}
 
 
+def call_schema(tools: Sequence[Json], choice: str) -> Json:
+    """Return the JSON schema of one call of a tool: of any, or of the one that is chosen."""
+    functions = [tool["function"] for tool in tools if choice in (REQUIRED, _name(tool))]
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": function.get("parameters") or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _name(tool: Json) -> str:
+    return str(tool["function"]["name"])
+
+
 class ToolReader:
     """Splits what a model writes into content and calls while it streams.
 
@@ -92,6 +114,19 @@ class ToolReader:
         delta = read_call(text, self.n_calls)
         self.n_calls += delta is not None
         return delta
+
+
+class ForcedReader(ToolReader):
+    """Takes all of the text as one call, which a constraint has the model write."""
+
+    def push(self, text: str) -> list[Json]:
+        self._held += text
+        return []
+
+    def flush(self) -> list[Json]:
+        held, self._held = self._held, ""
+        call = self._call(held)
+        return [call] if call else _content(held)
 
 
 def read_call(text: str, index: int) -> Json | None:
