@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("starlette", reason="needs the serve extra")
 from serving import N_CTX, FakePair, Service, eventually, serving
 
 import qdraft.serve.models
+from qdraft.constraints.grammar import compile_grammar
 from qdraft.decoding.records import Chunk, FinishReason, Origin
 from qdraft.decoding.summary import summarize
 from qdraft.serve.errors import ApiError
@@ -181,6 +183,14 @@ class TestAnswers:
         assert values['qdraft_texts_total{finish="length"}'] == "2"
 
 
+def nested(n: int) -> Any:
+    """A schema of lists, ``n`` deep."""
+    schema: Any = {}
+    for _ in range(n):
+        schema = {"items": schema}
+    return schema
+
+
 class TestFields:
     def test_null_is_absent_and_unknown_fields_are_ignored(self, service: Service) -> None:
         names = ("max_tokens", "stop", "seed", "temperature", "logit_bias", "stream", "tools", "n")
@@ -301,12 +311,25 @@ class TestFields:
             ({"json_schema": {"type": "color"}}, "json_schema"),
             ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema"),
             ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
+            ({"json_schema": {"const": "\ud800"}}, "json_schema"),
+            ({"json_schema": {"minimum": 10**400}}, "json_schema"),
+            ({"json_schema": nested(300)}, "json_schema"),
+            ({"logit_bias": {"3": 10**400}}, "logit_bias"),
         ],
     )
     def test_a_wrong_form_is_named(self, service: Service, fields: Any, param: str) -> None:
         pytest.importorskip("llguidance")
         reply = service.chat(**fields)
         assert (reply.status, reply.error["param"]) == (400, param)
+
+    def test_forms_without_their_package_name_the_extra(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "llguidance", None)
+        reply = service.chat(json_schema=SCHEMA)
+        assert (reply.status, reply.error["param"]) == (501, "json_schema")
+        assert "qdraft[json]" in reply.error["message"]
+        assert service.chat(max_tokens=1).status == 200
 
     def test_values_that_ask_for_nothing_are_let_through(self) -> None:
         fields = Fields(
@@ -359,6 +382,29 @@ class TestTools:
         (delta,) = reader.flush()
         assert delta["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
         assert reader.n_calls == 1
+
+    @pytest.mark.parametrize("named", [True, False])
+    def test_the_references_of_parameters_hold_in_a_call(self, named: bool) -> None:
+        llguidance = pytest.importorskip("llguidance")
+        parameters = {"$ref": "#/$defs/Where", "$defs": {"Where": {"enum": ["here", "there"]}}}
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": parameters}}
+            for name in ("look", "leap")
+        ]
+        choice = {"type": "function", "function": {"name": "leap"}} if named else "required"
+        messages = [{"role": "user", "content": "a"}]
+        fields = Fields({"messages": messages, "tools": tools, "tool_choice": choice})
+        form = read_request(CHAT, fields).decode["constraint"]
+        matcher = llguidance.LLMatcher(
+            llguidance.LLTokenizer("byte"), compile_grammar(form), log_level=0
+        )
+        for text, is_allowed in (
+            ('{"name": "leap", "arguments": "there"}', True),
+            ('{"name": "look", "arguments": "here"}', not named),
+            ('{"name": "leap", "arguments": "away"}', False),
+        ):
+            tokens = list(text.encode())
+            assert (matcher.validate_tokens(tokens) == len(tokens)) is is_allowed
 
     def test_tools_need_a_template_that_takes_them(self, service: Service) -> None:
         reply = service.chat(tools=TOOLS)

@@ -38,7 +38,7 @@ def compile_grammar(spec: ConstraintSpec) -> str:
         grammar = matcher.grammar_from_regex(text) if form == "regex" else text
     else:
         schema = {"type": "object"} if spec.kind == "json_object" else _read_schema(spec)
-        grammar = _of_schema(schema)
+        grammar = _of_whole_schema(schema, spec.called)
         if mistake := _problem(grammar):
             pointer, mistake = _locate(schema, schema, "", mistake)
             raise ParameterError(f"{spec.called}, at {pointer or 'the root'}: {mistake}")
@@ -68,6 +68,16 @@ def _read_schema(spec: ConstraintSpec) -> Any:
 def _of_schema(schema: Any) -> str:
     text = json.dumps(schema)
     return str(llguidance().LLMatcher.grammar_from_json_schema(text, overrides=_LAYOUT))
+
+
+def _of_whole_schema(schema: Any, called: str) -> str:
+    """Return the grammar. Raises ParameterError for JSON that llguidance cannot read."""
+    try:
+        return _of_schema(schema)
+    except ValueError as error:
+        raise ParameterError(f"{called}: llguidance cannot read the schema: {error}") from error
+    except RecursionError as error:
+        raise ParameterError(f"{called} is nested too deep") from error
 
 
 def _problem(grammar: str) -> str:

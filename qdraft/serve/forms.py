@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from qdraft.constraints.grammar import compile_grammar
 from qdraft.decoding.constraint import ConstraintSpec
-from qdraft.errors import ParameterError
-from qdraft.serve.errors import invalid
+from qdraft.errors import ParameterError, UsageError
+from qdraft.serve.errors import invalid, not_supported
 from qdraft.serve.fields import Fields
 from qdraft.serve.tools import AUTO, Json, call_schema
 
@@ -21,8 +21,27 @@ def read_form(
     """Return the constraint of a request, None if it has none.
 
     ``tools`` and ``choice`` are those of ``read_tools``. Raises ApiError for more than one form, or
-    for a mistake in it, and UsageError without the package that forms need.
+    for a mistake in it, and for any without the package that forms need.
     """
+    try:
+        form = _read_one(fields, tools, choice)
+    except RecursionError as error:
+        raise invalid("the schema is nested too deep") from error
+    if form is None:
+        return None
+    if fields.flag("ignore_eos"):
+        raise invalid(f"ignore_eos cannot be combined with {form.name}", "ignore_eos")
+    try:
+        compile_grammar(form)
+    except ParameterError as error:
+        raise invalid(str(error), form.name) from error
+    except UsageError as error:
+        raise not_supported(f"{error}: {error.hint}", form.name) from error
+    return form
+
+
+def _read_one(fields: Fields, tools: Sequence[Json], choice: str) -> ConstraintSpec | None:
+    """Return the form of a request, unchecked. Raises ApiError for more than one."""
     forms = [form for form in (_read_format(fields), *_read_native(fields)) if form]
     if tools and choice != AUTO:
         schema = json.dumps(call_schema(tools, choice))
@@ -32,12 +51,6 @@ def read_form(
     first, *others = forms
     if others:
         raise invalid(f"{others[0].name} cannot be combined with {first.name}", others[0].name)
-    if fields.flag("ignore_eos"):
-        raise invalid(f"ignore_eos cannot be combined with {first.name}", "ignore_eos")
-    try:
-        compile_grammar(first)
-    except ParameterError as error:
-        raise invalid(str(error), first.name) from error
     return first
 
 

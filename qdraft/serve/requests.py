@@ -223,7 +223,10 @@ def _read_bias(fields: Fields, bias: object) -> dict[int, float]:
             value = -float("inf")
         if type(token) is not int or isinstance(value, bool) or not isinstance(value, (int, float)):
             raise fields.wrong("logit_bias", "an object of token ids and numbers")
-        biases[token] = float(value)
+        try:
+            biases[token] = float(value)
+        except OverflowError:
+            raise fields.wrong("logit_bias", "an object of token ids and finite numbers") from None
     return biases
 
 

@@ -31,6 +31,8 @@ def read_tools(fields: Fields) -> tuple[list[Json], str]:
         if name not in [tool["function"]["name"] for tool in tools]:
             raise invalid(f"tool_choice names {name}, which is not one of the tools", "tool_choice")
         assert name is not None
+        if name in (AUTO, REQUIRED):
+            raise invalid(f"tool_choice cannot name a tool that is called {name}", "tool_choice")
         return tools, name
     if choice not in (None, "none", AUTO, REQUIRED):
         raise fields.wrong("tool_choice", "none, auto, required, or an object that names a tool")
@@ -56,19 +58,39 @@ def _read_tool(tool: object, where: str) -> Json:
 def call_schema(tools: Sequence[Json], choice: str) -> Json:
     """Return the JSON schema of one call of a tool: of any, or of the one that is chosen."""
     functions = [tool["function"] for tool in tools if choice in (REQUIRED, _name(tool))]
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function["name"]},
-                "arguments": function.get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if len(functions) == 1:
+        return _call_of(functions[0], "#")
+    return {"anyOf": [_call_of(each, f"#/anyOf/{i}") for i, each in enumerate(functions)]}
+
+
+def _call_of(function: Json, pointer: str) -> Json:
+    """Return the schema of a call that stands at ``pointer``."""
+    arguments = function.get("parameters") or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": _moved(arguments, f"{pointer}/properties/arguments"),
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, pointer: str) -> Any:
+    """Return a schema whose references hold at ``pointer`` of another schema."""
+    if isinstance(schema, list):
+        return [_moved(each, pointer) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {
+        key: value if key in ("const", "enum") else _moved(value, pointer)
+        for key, value in schema.items()
+    }
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = pointer + reference[1:]
+    return moved
 
 
 def _name(tool: Json) -> str:
