@@ -204,7 +204,7 @@ def test_what_a_drafter_may_offer() -> None:
 
 
 def test_an_unknown_rule_of_verification_is_an_error() -> None:
-    with pytest.raises(UsageError, match="verification is typical but must be block or token"):
+    with pytest.raises(UsageError, match="verification is typical but must be one of"):
         Decoding(
             engine(),
             NoDrafter(),

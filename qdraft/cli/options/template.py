@@ -57,8 +57,8 @@ class ChatTemplateOptions(Group):
         option(
             _PANEL,
             "--reasoning-format",
-            help="auto or deepseek keeps the reasoning apart from the text, on stderr; none leaves "
-            "it in the text.",
+            help="Keep the reasoning apart from the text, on stderr (auto, deepseek), or leave it "
+            "in the text (none).",
         ),
     ] = "auto"
     hide_reasoning: Annotated[
