@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 import tiny
-from fakes import Clock, engine, table_logits
+from fakes import Clock, engine, table_logits, vocab
 from invoke import qdraft as invoke
 from invoke import schema
 from zoo import ZOO
@@ -29,7 +29,7 @@ from qdraft.llama.progress import no_progress
 from qdraft.llama.quantize import QuantizePreview, Recipe, preview, quantize
 from qdraft.making import job as job_module
 from qdraft.making.calibration import built_in_text, write_texts
-from qdraft.making.costs import WIDTHS, measure_costs
+from qdraft.making.costs import WIDTHS, measure_costs, measure_token_seconds
 from qdraft.making.job import DraftJob, path_beside
 from qdraft.making.overlap import Overlap, measure_overlap
 from qdraft.making.try_recipes import TriedRecipe, list_recipes, prunable_layers, require_prunable
@@ -79,6 +79,18 @@ class TestSearch:
         assert costs.v == pytest.approx({n: 1 + 0.1 * (n - 1) for n in WIDTHS})
         kept = measure_costs(target, timed(engine(), c=0.2), clock, costs.v)
         assert (kept.c["model"], kept.v) == (pytest.approx(0.2), costs.v)
+
+    def test_a_tiny_vocabulary_has_all_tokens_that_are_timed(self) -> None:
+        asked: list[int] = []
+
+        class Asked(FakeSequence):
+            def eval(self, tokens: Sequence[int], logits: int) -> np.ndarray:
+                asked.extend(tokens)
+                return super().eval(tokens, logits)
+
+        sequence = Asked(table_logits(8, 7), vocab(8))
+        measure_token_seconds(sequence, CLOCK)
+        assert set(asked) <= set(range(8))
 
     def test_the_best_length_is_the_cost_models(self) -> None:
         v = {n: 1 + 0.1 * (n - 1) for n in WIDTHS}

@@ -69,11 +69,12 @@ def measure_costs(
 def measure_token_seconds(sequence: TokenSequence, clock: Clock) -> float:
     """Median seconds of one token after a text of ``_DEPTH`` tokens. The sequence ends empty."""
     sequence.truncate(0)
-    sequence.eval(list(range(1, _DEPTH + 1)), 0)
+    n_vocab = sequence.vocab.n_tokens
+    sequence.eval([i % n_vocab for i in range(1, _DEPTH + 1)], 0)
     times = []
     for i in range(_N_SINGLE):
         started = clock()
-        sequence.eval([i + 1], 1)
+        sequence.eval([(i + 1) % n_vocab], 1)
         times.append(clock() - started)
     sequence.truncate(0)
     return median(times)
