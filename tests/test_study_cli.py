@@ -72,7 +72,7 @@ class TestBench:
         explained = qdraft("explain", "--from", "-", "--temp", "0", stdin=done.stdout)
         if outcome["by_temperature"][0]["alpha"] is not None:
             assert explained.returncode == 0, explained.stderr
-            assert "alpha" in explained.stdout
+            assert "x alone" in explained.stdout
 
     def test_csv_and_markdown(self, smollm2: tuple[Path, Path]) -> None:
         shared = ("bench", *files(smollm2), "--kinds", "code", "-n", "6", "--temp", "0", "--quiet")
